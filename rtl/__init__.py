@@ -1,0 +1,1 @@
+"""KVO hardware generator (Amaranth HDL)."""

@@ -1,0 +1,1 @@
+"""Parts shared by the blocks: streams, memories, fixed-point arithmetic."""

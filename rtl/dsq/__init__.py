@@ -1,0 +1,1 @@
+"""Differential salient-token quantization (DSQ): KV quantizer and dequantizer."""
