@@ -1,0 +1,1 @@
+"""Reference models in NumPy: float truth, exact integer functions, the language model that feeds them."""
