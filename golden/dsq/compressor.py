@@ -32,12 +32,16 @@ VALUE_BITS = 2
 class Calibration:
     """Offline constants of one (layer, kv_head), each ``[head_dim]``; see ``golden/calibrate.py``.
 
-    ``k_shape`` and ``v_shape`` are 1..4095 (8 fraction bits), ``v_mean`` is INT16 in units of the V rows.
+    ``k_shape`` and ``v_shape`` are 1..4095 (8 fraction bits), ``v_mean`` is INT16 in units of the V rows. ``k_norm`` and
+    ``v_norm`` (1..2**20-1, the fraction bits of the shapes) are what one token's summed magnitudes are divided by to give the
+    group scale: the sum of the shapes, times the ratio of mean magnitude to best step.
     """
 
     k_shape: NDArray[np.int64]
     v_shape: NDArray[np.int64]
     v_mean: NDArray[np.int64]
+    k_norm: int
+    v_norm: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,18 +86,18 @@ def channel_steps(group_scale: int, shape: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def encode_deltas(
-    difference: NDArray[np.int64], shape: NDArray[np.int64], *, delta_bits: int
+    difference: NDArray[np.int64], shape: NDArray[np.int64], norm: int, *, delta_bits: int
 ) -> tuple[int, NDArray[np.uint8]]:
     """Quantize ``difference[T, head_dim]`` with one scale for the group; returns ``(group_scale, codes)``.
 
-    The scale is the ratio of the mean magnitude to the mean shape: ``sum |difference| / (T * sum shape)``. A magnitude code
+    The scale is ``sum |difference| / (T * norm)``, with ``norm`` in the shapes' fixed point. A magnitude code
     counts the whole steps (at least one unit wide) in ``|difference|``, saturating. With T = 0 the scale code is 0.
     """
     tokens = difference.shape[0]
     if tokens == 0:
         return 0, np.zeros(difference.shape, np.uint8)
     total = int(np.abs(difference).sum()) << SHAPE_FRACTION_BITS
-    group_scale = int(divide_scale(total, tokens * int(shape.sum())))
+    group_scale = int(divide_scale(total, tokens * norm))
     step = np.maximum(channel_steps(group_scale, shape), 1)
     magnitude = np.minimum(np.abs(difference) // step, (1 << (delta_bits - 1)) - 1)
     return group_scale, ((difference < 0).astype(np.int64) << (delta_bits - 1) | magnitude).astype(np.uint8)
@@ -125,8 +129,9 @@ def compress(
     rest, nearest = rest[by_base], nearest[by_base]
     k_difference = k_rows[rest].astype(np.int64) - base_rows[nearest]
     v_difference = v_rows[rest].astype(np.int64) - calibration.v_mean
-    k_group_scale, k_delta = encode_deltas(k_difference, calibration.k_shape, delta_bits=delta_bits)
-    v_group_scale, v_delta = encode_deltas(v_difference, calibration.v_shape, delta_bits=VALUE_BITS)
+    c = calibration
+    k_group_scale, k_delta = encode_deltas(k_difference, c.k_shape, c.k_norm, delta_bits=delta_bits)
+    v_group_scale, v_delta = encode_deltas(v_difference, c.v_shape, c.v_norm, delta_bits=VALUE_BITS)
     return CompressedGroup(
         k_base=k_codes[salient],
         k_base_scale=k_scale[salient],
