@@ -1,0 +1,1 @@
+"""Tests: pytest files that start the simulators, and the cocotb modules that run inside them."""

@@ -1,0 +1,1 @@
+"""Simulation of the RTL: building and running simulators."""
