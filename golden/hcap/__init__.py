@@ -1,0 +1,1 @@
+"""History-current attention pruning (HCAP): exact integer functions."""
