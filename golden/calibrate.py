@@ -182,7 +182,7 @@ def calibration_for(
     model: Model, settings: KvoSettings, *, context: int = 4096, text: str | None = None, progress: bool = True
 ) -> ModelCalibration:
     """The calibration of a model on ``text`` (default: the calibration text), made once and kept in the user's cache."""
-    sample = prefill(model, texts.read(text or texts.CALIBRATION), context, progress=progress)
+    sample = prefill(model, text or texts.CALIBRATION, context, progress=progress)
     digest = hashlib.sha256(sample.tokens.tobytes())
     digest.update(np.asarray(sample.k[-1, -1, -64:]).tobytes())
     digest.update(f"{FORMAT} {settings.group_tokens} {settings.salient_tokens} {settings.delta_bits}".encode())
@@ -206,7 +206,7 @@ def main() -> None:
     args = parser.parse_args()
     settings = KvoSettings.from_toml(args.settings) if args.settings else default_settings()
     model = load_model(args.model)
-    made = calibrate(model, prefill(model, texts.read(args.text), args.context), settings)
+    made = calibrate(model, prefill(model, args.text, args.context), settings)
     made.save(Path(args.output).with_suffix(".npz"))
     print(f"calibrated {model.config.layers} layers x {model.config.kv_heads} KV heads -> {args.output}")
 
