@@ -1,6 +1,6 @@
 """One coroutine per clock that serves all stream agents: a cycle costs one wake-up, however many streams there are."""
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import cocotb
 from cocotb.handle import LogicObject
@@ -26,7 +26,7 @@ class Engine:
     effect after it, like a register does.
     """
 
-    _engines: dict[str, "Engine"] = {}
+    _engines: ClassVar[dict[str, "Engine"]] = {}
 
     def __init__(self, clock: LogicObject) -> None:
         self.clock = clock

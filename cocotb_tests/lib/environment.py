@@ -19,7 +19,10 @@ def params() -> dict[str, Any]:
 
 
 def seed() -> int:
-    """Return the seed of this run: `SEED` when set, a fixed one when `CI` is set, else a random one (fixed per process tree)."""
+    """Return the seed of this run: `SEED` when set, a fixed one when `CI` is set, else a random one.
+
+    A random seed is kept in `SEED`, so that it stays the same in this process and in those that it starts.
+    """
     text = os.environ.get("SEED", "").strip()
     if text:
         try:

@@ -16,7 +16,16 @@ from amaranth.lib import wiring
 
 from cocotb_tests.lib.environment import PARAMETERS_VARIABLE, seed
 from rtl.emit import verilog
-from sim.runner import ROOT, SIMULATORS, build, build_fingerprint, selected_simulators, simulate, waves_wanted
+from sim.simulators import (
+    ROOT,
+    SIMULATORS,
+    WAVE_FILES,
+    build,
+    build_fingerprint,
+    selected_simulators,
+    simulate,
+    waves_wanted,
+)
 
 __all__ = ["Outcome", "run", "simulators"]
 
@@ -35,7 +44,10 @@ class Outcome:
 
 
 def simulators(*names: str) -> pytest.MarkDecorator:
-    """Mark a test to run once per simulator, as its argument `simulator`: the named ones (default: both) that SIM selects."""
+    """Mark a test to run once per simulator, named in its argument `simulator`.
+
+    These are the given ones (both by default), as far as the environment variable SIM selects them.
+    """
     unknown = set(names) - set(SIMULATORS)
     if unknown:
         raise ValueError(f"simulators are {', '.join(SIMULATORS)}, not {', '.join(sorted(unknown))}")
@@ -124,7 +136,7 @@ def _run_one(
         waves=waves,
     )
     if waves:
-        print(f"waves: {(run_directory / 'dump.fst').relative_to(ROOT)}")
+        print(f"waves: {(run_directory / WAVE_FILES[simulator]).relative_to(ROOT)}")
     outcomes = _read_results(results, simulator)
     if not outcomes:
         raise AssertionError(f"{tb} has no test{f' that matches {tests!r}' if tests else ''}; log: {log}")

@@ -1,7 +1,7 @@
 """Sources, sinks and monitors of Amaranth streams (`<name>__payload`, `<name>__valid`, `<name>__ready`).
 
-Every agent also watches its stream and fails the test when the rules are broken: once valid, valid and payload hold until
-the transfer; valid and ready are never X or Z outside reset; a payload that is valid has no X or Z.
+Every agent also watches its stream and fails the test when the rules are broken: once valid, valid and payload hold
+until the transfer; valid and ready are never X or Z outside reset; a payload that is valid has no X or Z.
 """
 
 import random

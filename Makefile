@@ -1,0 +1,57 @@
+# Every target sets up what it needs first; 'make help' lists them.
+
+PYTHON_ENV := .venv/bin/python
+export PYTHONHASHSEED := 0
+
+# Variables of 'make sim' and the tests; see 'make help'.
+SIM ?=
+TEST ?=
+SEED ?=
+WAVES ?=
+JOBS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test nightly sim lint synth clean
+
+help: ## print this list
+	@echo "usage: make TARGET [VARIABLE=value ...]"
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-10s %s\n", $$1, $$2 }'
+	@echo
+	@echo "variables:"
+	@echo "  SIM=icarus|verilator|both   simulators of 'sim' and 'test' (both)"
+	@echo "  TEST=dsq.quantizer          block of 'sim': a full name, a stem, a directory or a pytest path (all)"
+	@echo "  SEED=7                      seed of random vectors (a random one, printed)"
+	@echo "  WAVES=1                     write wave files: FST on Icarus, VCD on Verilator"
+	@echo "  JOBS=2                      tests that run at once"
+	@echo "  PYTHON=python3.12           interpreter that 'setup' makes .venv from (the first suitable one)"
+
+setup: ## install what is needed into .venv (and, as root on Debian, the simulator from the distribution)
+	@scripts/setup
+
+demo: setup ## compress the KV cache of a real model, check the RTL against golden, plot the result
+	@$(PYTHON_ENV) -m sim.demo
+
+test: setup lint ## lint, type check and all tests on both simulators
+	@mkdir -p build/junit
+	SIM='$(SIM)' SEED='$(SEED)' WAVES='$(WAVES)' $(PYTHON_ENV) -m pytest -m "not nightly" -n $(JOBS) -q \
+		--junit-xml=build/junit/pytest.xml
+
+nightly: setup ## the long checks and the full evaluation
+	@mkdir -p build/junit build/nightly
+	SIM='$(SIM)' SEED='$(SEED)' $(PYTHON_ENV) -m pytest -m nightly -n $(JOBS) -q --junit-xml=build/junit/nightly.xml
+	$(PYTHON_ENV) -m golden.evaluate --text legal --text prose --text tech --context 4096 --method all \
+		--json build/nightly/evaluation.json --plot build/nightly/evaluation.png
+
+sim: setup ## run the simulator tests of one block or of all: SIM= TEST= SEED= WAVES=
+	@$(PYTHON_ENV) -m sim.runner --test '$(TEST)' --sim '$(SIM)' --seed '$(SEED)' --waves '$(WAVES)' --jobs '$(JOBS)'
+
+lint: setup ## check style (ruff) and types of golden/ (mypy)
+	@$(PYTHON_ENV) -m ruff check
+	@$(PYTHON_ENV) -m mypy
+
+synth: setup ## synthesize the blocks for ECP5 and write LUT, DSP and RAM counts under build/
+	@$(PYTHON_ENV) -m fpga.synth --all
+
+clean: ## remove build/ (keeps .venv)
+	rm -rf build
