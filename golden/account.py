@@ -52,19 +52,19 @@ class Account:
 
     def __post_init__(self) -> None:
         self.bursts = check_bursts(self.bursts)
-        self.burst_bytes = {burst: 0 for burst in self.bursts}
+        self.burst_bytes = dict.fromkeys(self.bursts, 0)
 
     def fetch(self, bits: Counts, pieces: Counts = 1, metadata: Counts = 0) -> None:
         """Add `pieces` contiguous pieces of `bits` bits each, of which `metadata` bits each are metadata.
 
         Arrays are broadcast against each other: one entry per kind of piece. A piece begins on a burst boundary.
         """
-        size, count = np.asarray(bits, np.int64), np.asarray(pieces, np.int64)
-        meta = np.asarray(metadata, np.int64)
+        kinds = (np.asarray(numbers, np.int64) for numbers in (bits, pieces, metadata))
+        size, count, meta = np.broadcast_arrays(*kinds)
         if (size < 0).any() or (count < 0).any() or (meta < 0).any() or (meta > size).any():
             raise ValueError(f"bits, pieces and metadata must be 0 or more, metadata at most bits, not {bits!r}")
         self.read_bits += int((size * count).sum())
-        self.metadata_bits_read += int((np.broadcast_to(meta, np.broadcast_shapes(meta.shape, size.shape)) * count).sum())
+        self.metadata_bits_read += int((meta * count).sum())
         for burst in self.bursts:
             self.burst_bytes[burst] += int((-(-size // (8 * burst)) * burst * count).sum())
 

@@ -1,0 +1,144 @@
+"""Scores a KV cache method on a text: decoding with its attention in every layer, against exact attention."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from golden.account import Account
+from golden.errors import UserError
+from golden.model import Model, Prefill
+from golden.peers.protocol import BLOCK_TOKENS, CacheMethod, Float, elements_per_token
+
+__all__ = ["Reference", "Score", "check_scored", "score", "steps"]
+
+
+def check_scored(scored: int, context: int) -> None:
+    """`UserError` when the last `scored` of `context` tokens cannot be scored."""
+    if context < 1 or context % BLOCK_TOKENS:
+        raise UserError(f"the context must be a multiple of {BLOCK_TOKENS} tokens, not {context}")
+    if scored < 1 or scored % BLOCK_TOKENS:
+        raise UserError(f"the number of scored tokens must be a multiple of {BLOCK_TOKENS}, not {scored}")
+    if scored >= context:
+        raise UserError(f"the number of scored tokens must be below the context of {context}, not {scored}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What the uncompressed model says about the last `scored` tokens of a prefill.
+
+    log_probs [scored, vocab] float32; nll [scored]: of the token that follows.
+    """
+
+    prefill: Prefill
+    scored: int
+    log_probs: Float
+    nll: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, model: Model, prefill: Prefill, scored: int) -> "Reference":
+        """From the prefill's last residuals."""
+        context = len(prefill.tokens) - 1
+        check_scored(scored, context)
+        rows = np.asarray(prefill.hidden[context - scored :])
+        log_probs = np.empty((scored, model.config.vocab), np.float32)
+        for first in range(0, scored, BLOCK_TOKENS):
+            block = slice(first, first + BLOCK_TOKENS)
+            log_probs[block] = _log_softmax(model.logits(rows[block]))
+        nll = -log_probs[np.arange(scored), prefill.tokens[context - scored + 1 :]].astype(np.float64)
+        return cls(prefill=prefill, scored=scored, log_probs=log_probs, nll=nll)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Outcome of a method on one text.
+
+    nll, reference_nll [scored]: negative log likelihood of each next token in nats. kl [scored]: divergence of the
+    method's prediction from the reference's, sum p log(p / q). top1 [scored]: both predict the same token.
+    """
+
+    account: Account
+    nll: npt.NDArray[np.float64]
+    reference_nll: npt.NDArray[np.float64]
+    kl: npt.NDArray[np.float64]
+    top1: npt.NDArray[np.bool_]
+    seconds: float
+
+    @property
+    def ppl(self) -> float:
+        """Perplexity with the method."""
+        return math.exp(self.nll.mean())
+
+    @property
+    def ppl_reference(self) -> float:
+        """Perplexity of the uncompressed model."""
+        return math.exp(self.reference_nll.mean())
+
+    @property
+    def ppl_change_error(self) -> float:
+        """Standard error of the relative perplexity change over the scored tokens."""
+        return float((self.nll - self.reference_nll).std(ddof=1)) / math.sqrt(len(self.nll))
+
+
+def score(
+    model: Model,
+    method: CacheMethod,
+    reference: Reference,
+    bursts: tuple[int, ...],
+    advance: Callable[[], object] = lambda: None,
+) -> Score:
+    """Decode the scored tokens, teacher-forced in blocks of 64, with `method` in every layer.
+
+    The prompt before them comes from exact attention; each layer's cache then sees its own layers' errors. `advance`
+    is called `steps(model, reference.scored)` times.
+    """
+    start = time.perf_counter()
+    prefill, config = reference.prefill, model.config
+    prompt = len(prefill.tokens) - 1 - reference.scored
+    account = Account(bursts=bursts)
+    caches = []
+    for layer in range(config.layers):
+        k, v = (rows[layer, :, :prompt].astype(np.float32) for rows in (prefill.k, prefill.v))
+        mass = prefill.block_mass[layer, :, : prompt // BLOCK_TOKENS, :prompt].astype(np.float32)
+        caches.append(method.open(config, layer, k, v, mass))
+        advance()
+    nll, kl, top1 = [], [], []
+    for first in range(0, reference.scored, BLOCK_TOKENS):
+        block = slice(first, first + BLOCK_TOKENS)
+        positions = np.arange(prompt + first, prompt + first + BLOCK_TOKENS)
+        x = model.embed(prefill.tokens[positions])
+        for layer, cache in enumerate(caches):
+            q, k, v = model.qkv(layer, x, positions)
+            account.offer(prompt + first, BLOCK_TOKENS, elements_per_token(config))
+            x = model.finish(layer, x, cache.attend(q, k, v, account))
+            advance()
+        expected, got = reference.log_probs[block], _log_softmax(model.logits(x))
+        nll.append(-got[np.arange(BLOCK_TOKENS), prefill.tokens[positions + 1]].astype(np.float64))
+        kl.append((np.exp(expected) * (expected - got)).sum(axis=1, dtype=np.float64))
+        top1.append(expected.argmax(axis=1) == got.argmax(axis=1))
+    for cache in caches:
+        cache.stored(account)
+    account.stored_elements = config.layers * elements_per_token(config) * (prompt + reference.scored)
+    return Score(
+        account=account,
+        nll=np.concatenate(nll),
+        reference_nll=reference.nll,
+        kl=np.concatenate(kl),
+        top1=np.concatenate(top1),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def steps(model: Model, scored: int) -> int:
+    """How often `score` reports progress."""
+    return model.config.layers * (1 + scored // BLOCK_TOKENS)
+
+
+def _log_softmax(logits: Float) -> Float:
+    """Logits [T, vocab] to log probabilities."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return shifted
