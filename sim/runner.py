@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     os.environ["PYTHONHASHSEED"] = "0"
-    command = [sys.executable, "-m", "pytest", "-m", "not nightly", "-rA", "--show-capture=no", *tests]
+    command = [sys.executable, "-m", "pytest", "-m", "not nightly", "-v", *tests]
     if options.jobs != "1":
         command += ["-n", options.jobs]
     return subprocess.run(command, cwd=ROOT, check=False).returncode

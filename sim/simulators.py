@@ -181,7 +181,7 @@ def _runner(simulator: str):
     if shutil.which(tool) is None:
         raise SimulationError(f"{tool} is missing, which {simulator} needs: run 'make setup'")
     runner = get_runner(simulator)
-    runner.log.setLevel("ERROR")
+    runner.log.setLevel("CRITICAL")
     return runner
 
 

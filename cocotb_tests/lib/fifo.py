@@ -1,19 +1,19 @@
-"""A small queue: the design that the test library is tested on."""
+"""Small designs that the test library is tested on."""
 
-from typing import Any
+from typing import Any, ClassVar
 
-from amaranth.hdl import Module, Shape, Signal
+from amaranth.hdl import ClockSignal, Instance, Module, Shape, Signal, unsigned
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
-__all__ = ["FAULTS", "Queue"]
+__all__ = ["FAULTS", "Queue", "UnknownSource"]
 
 FAULTS = ("unstable", "retract", "drop")
 
 
 class Queue(wiring.Component):
-    """Words leave in the order in which they came, one per cycle.
+    """Words leave in the order in which they came.
 
     Latency: 2 cycles from the transfer at `i` to the one at `o`. Throughput: one word per cycle.
 
@@ -47,5 +47,35 @@ class Queue(wiring.Component):
             self.o.payload.eq(queue.r_data ^ broken if self.fault == "unstable" else queue.r_data),
             self.o.valid.eq(queue.r_rdy & ~broken if self.fault == "retract" else queue.r_rdy),
             queue.r_en.eq(self.o.ready & self.o.valid),
+        ]
+        return m
+
+
+class UnknownSource(wiring.Component):
+    """Offers words for ever and takes any; one of `valid`, `payload` and `ready` is unknown after 20 cycles."""
+
+    VERILOG: ClassVar[str] = """\
+module unknown (input clk, output reg value);
+  reg [4:0] count;
+  initial begin count = 0; value = 1; end
+  always @(posedge clk) begin
+    count <= count + 1;
+    if (count == 20) value <= 1'bx;
+  end
+endmodule
+"""
+
+    def __init__(self, part: str) -> None:
+        self.part = part
+        super().__init__({"i": In(stream.Signature(unsigned(4))), "o": Out(stream.Signature(unsigned(4)))})
+
+    def elaborate(self, platform: Any) -> Module:
+        m = Module()
+        unknown = Signal()
+        m.submodules.unknown = Instance("unknown", i_clk=ClockSignal(), o_value=unknown)
+        m.d.comb += [
+            self.o.payload.eq(unknown if self.part == "payload" else 5),
+            self.o.valid.eq(unknown if self.part == "valid" else 1),
+            self.i.ready.eq(unknown if self.part == "ready" else 1),
         ]
         return m

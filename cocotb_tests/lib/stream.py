@@ -178,9 +178,12 @@ class _Receiver(_StreamAgent, ABC):
             ready = self._is_ready()
             if ready:
                 try:
-                    self._words.append(int(text, 2))
+                    word = int(text, 2)
                 except ValueError:
+                    word = -1
+                if word < 0:
                     self._fail(f"payload is {text}")
+                self._words.append(word)
                 self.transfers.append(cycle)
                 self._held = None
                 transferred = True
