@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cocotb_tests.lib.environment import seed
 from sim.simulators import ROOT, selected_simulators
 
 __all__ = ["find_tests", "main"]
@@ -48,17 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.environ[variable] = value
     try:
         selected_simulators()
-        if options.seed:
-            int(options.seed, 0)
+        seed()
         tests = find_tests(options.test)
+        if not options.jobs.isdecimal() or int(options.jobs) < 1:
+            raise ValueError(f"JOBS must be a positive integer, not {options.jobs!r}")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    os.environ["PYTHONHASHSEED"] = "0"
     command = [sys.executable, "-m", "pytest", "-m", "not nightly", "-v", *tests]
     if options.jobs != "1":
         command += ["-n", options.jobs]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": "0"}, check=False).returncode
 
 
 if __name__ == "__main__":
