@@ -47,7 +47,7 @@ sim: setup ## run the simulator tests of one block or of all: SIM= TEST= SEED= W
 	@$(PYTHON_ENV) -m sim.runner --test '$(TEST)' --sim '$(SIM)' --seed '$(SEED)' --waves '$(WAVES)' --jobs '$(JOBS)'
 
 lint: setup ## check style (ruff) and types of golden/ (mypy)
-	@$(PYTHON_ENV) -m ruff check
+	@$(PYTHON_ENV) -m ruff check --output-format concise
 	@$(PYTHON_ENV) -m mypy
 
 synth: setup ## synthesize the blocks for ECP5 and write LUT, DSP and RAM counts under build/
