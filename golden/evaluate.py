@@ -104,30 +104,35 @@ def evaluate(
 ) -> list[Row]:
     """Every method on every text `names`, the last `scored` of `context` tokens each.
 
-    Rows in `known` that are the same work are taken over. `save`, when given, holds the rows done so far after each.
+    Rows in `known` that are the same work are taken over. `save` is written after each row, with all that are there.
     """
     check_scored(scored, context)
     prefills = {name: prefill(model, name, context, progress=progress) for name in names}
-    rows: list[Row] = []
-    total = steps(model, scored) * len(methods) * len(names)
-    with tqdm(
-        total=total, unit="layer", disable=not progress, smoothing=0.05, mininterval=0.2 if sys.stderr.isatty() else 20
-    ) as bar:
-        for name in names:
-            reference: Reference | None = None
-            for candidate in methods:
-                bar.set_description(f"{candidate.method.name} on {name}")
-                row = _find(known, model, candidate, name, context, scored, bursts)
-                if row is not None:
-                    bar.update(steps(model, scored))
-                else:
-                    reference = reference or Reference.of(model, prefills[name], scored)
-                    outcome = score(model, candidate.method, reference, bursts, bar.update)
-                    row = to_row(model, candidate, name, context, outcome)
-                rows.append(row)
-                if save is not None:
-                    save_rows(save, rows)
-    return rows
+    work = [(name, candidate) for name in names for candidate in methods]
+    found = {
+        place: _find(known, model, candidate, name, context, scored, bursts)
+        for place, (name, candidate) in enumerate(work)
+    }
+    rows = {place: row for place, row in found.items() if row is not None}
+    per_row, pace = steps(model, scored), 0.2 if sys.stderr.isatty() else 20
+    total = per_row * len(work)
+    with tqdm(total=total, initial=per_row * len(rows), unit="layer", mininterval=pace, disable=not progress) as bar:
+        reference: tuple[str, Reference] | None = None
+        for place, (name, candidate) in enumerate(work):
+            if place in rows:
+                continue
+            bar.set_description(f"{candidate.method.name} on {name}", refresh=False)
+            if reference is None or reference[0] != name:
+                reference = None  # frees the one before
+                reference = name, Reference.of(model, prefills[name], scored)
+            outcome = score(model, candidate.method, reference[1], bursts, bar.update)
+            rows[place] = to_row(model, candidate, name, context, outcome)
+            if save is not None:
+                save_rows(save, [rows[done] for done in sorted(rows)])
+    finished = [rows[place] for place in range(len(work))]
+    if save is not None:
+        save_rows(save, finished)
+    return finished
 
 
 def _find(
@@ -258,7 +263,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--settings", metavar="FILE", help="TOML file of DSQ and HCAP settings (default: the tuned ones)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write one row per method and text")
     made.add_argument("--plot", type=Path, metavar="FILE", help="plot traffic against loss (.png, .svg or .pdf)")
-    made.add_argument("--resume", action="store_true", help="take over the rows that the --json file already has")
+    made.add_argument("--resume", action="store_true", help="take over rows of the same work from the --json file")
     made.add_argument("--quiet", action="store_true", help="no progress bars")
     return made
 

@@ -71,7 +71,7 @@ def plot_pareto(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(f"KV cache traffic against FP16 (line: in bursts of {burst.rpartition('_')[2]} bytes)")
-    axes.set_ylabel("KL divergence from the uncompressed model, nats")
+    axes.set_ylabel(f"KL divergence from the uncompressed model, nats (at least {KL_FLOOR:g})")
     names = list(dict.fromkeys(Path(row["text"]).name for row in rows))
     first = rows[0]
     axes.set_title(f"{first['model']}, {first['context']} tokens; {', '.join(names)}", fontsize=11)

@@ -115,10 +115,9 @@ class H2o:
     recent: float = 0.10
 
     def __post_init__(self) -> None:
-        if not (0 <= self.heavy <= 1 and 0 <= self.recent <= 1 and 0 < self.heavy + self.recent <= 1):
-            raise ValueError(
-                f"heavy and recent must be shares that add up to 0 to 1, not {self.heavy!r} and {self.recent!r}"
-            )
+        if min(self.heavy, self.recent) < 0 or not 0 < self.heavy + self.recent <= 1:
+            shares = f"{self.heavy!r}, {self.recent!r}"
+            raise ValueError(f"the shares heavy and recent must add up to 1 at most, not {shares}")
 
     def open(self, geometry: ModelConfig, layer: int, k: Float, v: Float, block_mass: Float) -> _H2oCache:
         """See `CacheMethod`."""

@@ -1,0 +1,1 @@
+"""Tests of the golden model and of what is built on it."""
