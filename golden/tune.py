@@ -120,10 +120,9 @@ class _Bench:
             )
         first = min(self._calibration, last)
         self.starts = [first + (last - first) * i // max(args.windows - 1, 1) for i in range(args.windows)]
-        self._references = [
-            Reference.of(model, prefill(model, ids[start : start + args.context + 1], args.context), args.scored)
-            for start in self.starts
-        ]
+        windows = [ids[start : start + args.context + 1] for start in self.starts]
+        samples = [prefill(model, window, args.context, progress=not args.quiet) for window in windows]
+        self._references = [Reference.of(model, sample, args.scored) for sample in samples]
         self.setup = {
             "model": model.config.name,
             "text": args.text,
@@ -137,7 +136,9 @@ class _Bench:
         """One trial, with a bar of its own."""
         begin = time.perf_counter()
         model, args = self._model, self._args
-        calibration = calibration_for(model, settings, context=self._calibration, text=args.text, progress=False)
+        calibration = calibration_for(
+            model, settings, context=self._calibration, text=args.text, progress=not args.quiet
+        )
         method = KvoMethod(settings, calibration)
         total = steps(model, args.scored) * len(self._references)
         with tqdm(total=total, desc="trial", unit="layer", leave=False, disable=args.quiet, position=1) as bar:
