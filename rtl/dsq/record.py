@@ -1,0 +1,153 @@
+"""Header bytes and rows of codes to the bus words of a record: hardware of ``golden.dsq.record.pack``."""
+
+from typing import Any
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import data, enum, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from rtl.config import DsqConfig
+
+__all__ = ["CodeKind", "RecordPacker", "beat_layout", "word_layout"]
+
+
+class CodeKind(enum.Enum, shape=2):
+    """What a beat carries: one header byte, or one code of so many bits for each lane."""
+
+    BYTE = 0
+    TWO = 1
+    FOUR = 2
+    EIGHT = 3
+
+    @property
+    def code_bits(self) -> int:
+        """Bits of one code."""
+        return 1 << self.value
+
+
+def beat_layout(config: DsqConfig) -> data.StructLayout:
+    """What goes into a record: ``data``, the byte or the codes of ``lanes`` channels, dense from bit 0; ``last`` of its section,
+    ``end`` of its record."""
+    return data.StructLayout({"data": 8 * config.lanes, "kind": CodeKind, "last": 1, "end": 1})
+
+
+def word_layout(config: DsqConfig) -> data.StructLayout:
+    """A word of a record; ``first`` and ``last`` of its record."""
+    return data.StructLayout({"data": config.bus_bits, "first": 1, "last": 1})
+
+
+class RecordPacker(wiring.Component):
+    """Assembles one record after another from its sections: pads rows and sections as ``RecordLayout`` says.
+
+    A beat of codes leaves in units of ``unit_bits``, one a cycle; header bytes are collected to units. The padding of a row
+    or section takes a cycle for each unit, too. A finished word waits in the output register.
+
+    Latency: a word is valid at ``o`` in the cycle after its last unit was added; the last unit of a beat is added
+    ``unit_count`` cycles after the beat's transfer. Throughput: one beat every ``unit_count`` cycles where a word takes at
+    least two units; where a unit is a whole word (``bus_bits <= 2 * lanes``) it takes two cycles. A full output register
+    stalls ``i`` when the next word is complete. No combinational paths between the streams.
+
+    Parameters
+    ----------
+    config : DsqConfig
+
+    Members
+    -------
+    i : stream of struct{data, kind, last, end}
+        ``data``: the byte, or the codes of ``lanes`` channels, dense from bit 0; bits above them do not matter. Rows have
+        ``row_beats`` beats, channel 0 first. ``last``: last beat of a section; ``end``: last beat of the record.
+    o : stream of struct{data, first, last}
+        Record words; ``first`` and ``last`` mark those of a record.
+    """
+
+    def __init__(self, config: DsqConfig) -> None:
+        self.config = config
+        super().__init__(
+            {"i": In(stream.Signature(beat_layout(config))), "o": Out(stream.Signature(word_layout(config)))}
+        )
+
+    @property
+    def unit_bits(self) -> int:
+        """Bits that are added to a word in one cycle."""
+        return min(2 * self.config.lanes, self.config.bus_bits)
+
+    def unit_count(self, kind: CodeKind) -> int:
+        """Units of one beat of codes."""
+        return kind.code_bits * self.config.lanes // self.unit_bits
+
+    def _row_mask(self, kind: CodeKind) -> int:
+        """What must be zero in the word's unit index behind a whole row."""
+        row_bits = self.config.head_dim * kind.code_bits
+        stride = min(1 << (row_bits - 1).bit_length(), self.config.bus_bits)
+        return max(stride // self.unit_bits, 1) - 1
+
+    def elaborate(self, platform: Any) -> Module:
+        m = Module()
+        unit_bits, beat = self.unit_bits, self.i.payload
+        word_units = self.config.bus_bits // unit_bits
+        rest = Signal(8 * self.config.lanes, reset_less=True)  # of the beat that is being added
+        left = Signal(range(self.unit_count(CodeKind.EIGHT) + 1))  # its units
+        mask = Signal(range(word_units))  # zero units follow until the index has none of these bits
+        index = Signal(range(word_units))  # unit of the word that comes next
+        word = Signal(self.config.bus_bits - unit_bits, reset_less=True)
+        end = Signal()
+        first = Signal(init=1)
+
+        active = left != 0
+        next_index = (index + 1)[: len(index)]
+        push = Signal()
+        finishes = Signal()
+        m.d.comb += [
+            push.eq((active | (index & mask).any()) & ((index != word_units - 1) | ~self.o.valid)),
+            finishes.eq(push & (left[1:] == 0) & ~(next_index & mask).any()),
+        ]
+        unit = Mux(active, rest[:unit_bits], 0)
+        with m.If(self.o.ready):
+            m.d.sync += self.o.valid.eq(0)
+        with m.If(push):
+            m.d.sync += [index.eq(next_index), word.eq(Cat(word, unit)[unit_bits:])]
+            with m.If(active):
+                m.d.sync += left.eq(left - 1)
+            with m.If(index == word_units - 1):
+                m.d.sync += [
+                    self.o.valid.eq(1),
+                    self.o.payload.data.eq(Cat(word, unit)),
+                    self.o.payload.first.eq(first),
+                    self.o.payload.last.eq(end & finishes),
+                    first.eq(end & finishes),
+                ]
+
+        row_beat = Signal(range(self.config.row_beats))
+        byte = Signal(range(unit_bits // 8))
+        fill = Signal()  # zero bytes complete the header's last unit
+        last_byte, last_beat = byte == unit_bits // 8 - 1, row_beat == self.config.row_beats - 1
+        load, row_mask, units = Signal(), Signal.like(mask), Signal.like(left)
+        m.d.comb += [
+            self.i.ready.eq(~fill & (finishes | ~(active | (index & mask).any()))),
+            load.eq(self.i.valid & self.i.ready),
+        ]
+        shifted = Cat(rest[unit_bits:], beat.data[-unit_bits:])
+        with m.If(load | push | fill):
+            m.d.sync += rest.eq(Mux(load, beat.data, shifted))
+            with m.If(fill | (load & (beat.kind == CodeKind.BYTE))):
+                m.d.sync += rest[:unit_bits].eq(Cat(rest[8:unit_bits], Mux(fill, 0, beat.data[:8])))
+        with m.If(load):
+            m.d.sync += end.eq(beat.end)
+        with m.Switch(beat.kind):
+            for kind in (CodeKind.TWO, CodeKind.FOUR, CodeKind.EIGHT):
+                with m.Case(kind):
+                    m.d.comb += [row_mask.eq(self._row_mask(kind)), units.eq(self.unit_count(kind))]
+        with m.If(fill | (load & (beat.kind == CodeKind.BYTE))):
+            m.d.sync += [
+                byte.eq(Mux(last_byte, 0, byte + 1)),
+                left.eq(last_byte),
+                mask.eq(Mux((fill | beat.last) & last_byte, word_units - 1, 0)),
+                fill.eq((fill | beat.last) & ~last_byte),
+            ]
+        with m.Elif(load):
+            m.d.sync += [
+                row_beat.eq(Mux(last_beat, 0, row_beat + 1)),
+                left.eq(units),
+                mask.eq(Mux(beat.last, word_units - 1, Mux(last_beat, row_mask, 0))),
+            ]
+        return m
