@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for
 
 from rtl.config import DsqConfig
-from rtl.dsq._lanes import Pass, operation_layout
+from rtl.dsq._compressor_lanes import Pass, operation_layout
 
 __all__ = ["RowWalker", "TokenOrder", "times"]
 

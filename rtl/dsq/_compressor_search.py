@@ -8,8 +8,8 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for
 
 from rtl.config import DsqConfig
-from rtl.dsq._lanes import Lanes, Pass, operation_layout
-from rtl.dsq._order import times
+from rtl.dsq._compressor_lanes import Lanes, Pass, operation_layout
+from rtl.dsq._compressor_order import times
 
 __all__ = ["PairWalker"]
 

@@ -11,7 +11,7 @@ from amaranth.utils import bits_for, ceil_log2
 from golden.dsq.scale import SCALE_BIAS
 from rtl.common.fixed import half_up, split_scale
 from rtl.config import DsqConfig
-from rtl.dsq._channel_steps import STEP_CODE_BITS
+from rtl.dsq._compressor_steps import STEP_CODE_BITS
 from rtl.dsq.record import CodeKind, beat_layout
 
 __all__ = ["Lanes", "Pass", "operation_layout"]
