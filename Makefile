@@ -37,11 +37,11 @@ test: setup lint ## lint, type check and all tests on both simulators
 	SIM='$(SIM)' SEED='$(SEED)' WAVES='$(WAVES)' $(PYTHON_ENV) -m pytest -m "not nightly" -n $(JOBS) -q \
 		--junit-xml=build/junit/pytest.xml
 
-nightly: setup ## the long checks and the full evaluation
+nightly: setup ## all tests, the long ones too, with fresh random vectors, and the full evaluation
 	@mkdir -p build/junit build/nightly
-	SIM='$(SIM)' SEED='$(SEED)' $(PYTHON_ENV) -m pytest -m nightly -n $(JOBS) -q --junit-xml=build/junit/nightly.xml
-	$(PYTHON_ENV) -m golden.evaluate --text legal --text prose --text tech --context 4096 --method all \
-		--json build/nightly/evaluation.json --plot build/nightly/evaluation.png
+	SIM='$(SIM)' SEED='$(SEED)' $(PYTHON_ENV) -m pytest -n $(JOBS) -q --junit-xml=build/junit/nightly.xml
+	$(PYTHON_ENV) -m golden.evaluate --context 4096 --method all --json build/nightly/evaluation.json \
+		--plot build/nightly/evaluation.png
 
 sim: setup ## run the simulator tests of one block or of all: SIM= TEST= SEED= WAVES=
 	@$(PYTHON_ENV) -m sim.runner --test '$(TEST)' --sim '$(SIM)' --seed '$(SEED)' --waves '$(WAVES)' --jobs '$(JOBS)'

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# Parts of blocks, and sequencing that has no arithmetic to mirror.
+# Parts that blocks share, and sequencing that has no arithmetic to mirror.
 UNMIRRORED = ("common", "control")
 TEST_PLAN = ROOT / "docs" / "testplan.md"
 REFERENCE = re.compile(r"`([\w/.-]+\.py)::(\w+)(?:\[[^`]*\])?`")
 
 
 def blocks(root: Path) -> list[Path]:
-    """Return the block files under `root/rtl`, relative to `rtl`."""
+    """Return the block files under `root/rtl`, relative to `rtl`. A leading underscore marks a part of a block."""
     found = [path.relative_to(root / "rtl") for path in sorted((root / "rtl").glob("*/*.py"))]
-    return [path for path in found if path.parts[0] not in UNMIRRORED and path.name != "__init__.py"]
+    return [path for path in found if path.parts[0] not in UNMIRRORED and not path.name.startswith("_")]
 
 
 def counterparts(block: Path) -> list[str]:
@@ -84,7 +84,7 @@ def test_testpoints_name_existing_tests():
 
 
 def test_missing_counterparts_are_noticed(tmp_path):
-    for name in ("rtl/dsq/one.py", "rtl/dsq/__init__.py", "rtl/common/two.py", "rtl/top.py"):
+    for name in ("rtl/dsq/one.py", "rtl/dsq/__init__.py", "rtl/dsq/_part.py", "rtl/common/two.py", "rtl/top.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
