@@ -114,8 +114,9 @@ def _run_one(
     case = _digest(tb, encoded, str(tests), os.environ.get("PYTEST_CURRENT_TEST", ""))
     run_directory = directory / f"run-{case}"
     results = BUILD / "junit" / f"{name}-{simulator}-{case}.xml"
-    command = _reproduce(name, simulator)
-    print(f"{name} on {simulator}: seed {seed()}, parameters {encoded}\nreproduce: {command}")
+    print(f"{name} on {simulator}: seed {seed()}, parameters {encoded}")
+    if node := os.environ.get("PYTEST_CURRENT_TEST"):
+        print(f"reproduce: make sim SIM={simulator} SEED={seed()} TEST='{re.sub(r' [(][a-z]+[)]$', '', node)}'")
     log = simulate(
         tb,
         toplevel="top",
@@ -147,11 +148,6 @@ def _run_one(
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
-
-
-def _reproduce(name: str, simulator: str) -> str:
-    node = re.sub(r" \(\w+\)$", "", os.environ.get("PYTEST_CURRENT_TEST", name))
-    return f"make sim SIM={simulator} SEED={seed()} TEST='{node}'"
 
 
 def _read_results(path: Path, simulator: str) -> list[Outcome]:

@@ -6,10 +6,9 @@ binary text that the simulator returns, which also shows unknown (X) and floatin
 
 from typing import Any
 
-import cocotb
 from cocotb.handle import LogicArrayObject, LogicObject
 
-__all__ = ["bits_reader", "child", "width"]
+__all__ = ["bits_reader", "child"]
 
 
 def bits_reader(handle: LogicObject | LogicArrayObject) -> Any:
@@ -24,13 +23,3 @@ def child(dut: Any, name: str) -> Any:
         names = ", ".join(sorted(item._name for item in dut))
         raise AttributeError(f"{dut._name} has no signal {name!r}; it has {names}")
     return handle
-
-
-def width(handle: Any) -> int:
-    """Return the number of bits of a signal."""
-    return len(handle)
-
-
-def simulation_running() -> bool:
-    """Tell whether this process is inside a simulation."""
-    return bool(cocotb.is_simulation)

@@ -16,7 +16,7 @@ from cocotb.triggers import Event
 from cocotb_tests.lib import stalls
 from cocotb_tests.lib.engine import Engine
 from cocotb_tests.lib.shapes import codec
-from cocotb_tests.lib.signals import bits_reader, child, width
+from cocotb_tests.lib.signals import bits_reader, child
 
 __all__ = ["StreamMonitor", "StreamSink", "StreamSource", "stalls"]
 
@@ -33,7 +33,7 @@ class _StreamAgent:
         self._payload = child(dut, f"{name}__payload")
         self._valid = child(dut, f"{name}__valid")
         self._ready = child(dut, f"{name}__ready")
-        self._width = width(self._payload)
+        self._width = len(self._payload)
         self._encode, self._decode = codec(shape, self._width)
         self._read_payload = bits_reader(self._payload)
         self._read_valid = bits_reader(self._valid)
