@@ -15,7 +15,8 @@ TEXTS = "golden/model/texts/"  # prose by other authors, exempt from the rules f
 # Written in pieces, so that this file passes its own test.
 FOLDERS = "|".join(["ho" + "me", "ro" + "ot", "wo" + "rk", "tm" + "p"])
 MACHINE_PATH = re.compile(rf"(?<![\w.}}/-])/(?:{FOLDERS})/\w")
-MARKS = re.compile("|".join([r"\bTO" + "DO", r"\bFIX" + "ME", r"\bX" + r"XX\b", r"raise NotImplemented" + "Error"]))
+MARKS = re.compile("|".join([r"\bTO" + "DO", r"\bFIX" + "ME", r"\bX" + r"XX\b"]))
+UNWRITTEN = re.compile("raise NotImplemented" + "Error")  # tests may play a library that raises it
 SKIPS = re.compile(r"pytest\.(?:mark\.)?(?:" + "|".join(["sk" + "ip", "xf" + "ail"]) + r")\b|skip" + r"=True")
 
 
@@ -82,6 +83,8 @@ def test_names_no_machine_paths():
 
 def test_has_no_marks_of_unfinished_work():
     assert _offences(MARKS, own_texts()) == []
+    product = [(path, text) for path, text in own_texts() if path.suffix == ".py" and path.parts[0] != "cocotb_tests"]
+    assert _offences(UNWRITTEN, product) == []
 
 
 def test_skips_no_tests():
