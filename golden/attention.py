@@ -20,7 +20,7 @@ from golden.state import Groups, HeadState
 __all__ = ["Fetch", "attend"]
 
 #: a distance beyond every margin
-FAR = np.int64(1 << 40)
+FAR = np.int32(1 << 30)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def attend(
     if groups is None:
         maximum = integer_maximum(dense)
         fetch = Fetch.nothing(n)
-        base = rest = np.zeros((heads, n, 0), np.int64)
+        base = rest = np.zeros((heads, n, 0), np.int32)
     else:
         g, s = groups.run_length.shape
         r = groups.base_of.shape[1]
@@ -128,7 +128,7 @@ def _select(
     settings: KvoSettings,
     q_codes: NDArray[np.int8],
     q_scale: NDArray[np.uint8],
-    dense: NDArray[np.int64],
+    dense: NDArray[np.int32],
     shift: int,
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
     """Candidates and kept bases ``[n, g * S]``, scanned groups ``[g]``."""
@@ -140,7 +140,7 @@ def _select(
     estimate = scores(q_codes, q_scale, rough, groups.k_base_scale[scanned].ravel(), shift=shift)
     peak = np.maximum(dense.max(axis=2), estimate.max(axis=2))
     near = (peak[..., None] - estimate).min(axis=0)
-    distance = np.full((near.shape[0], g, s), FAR)
+    distance = np.full((near.shape[0], g, s), FAR, np.int32)
     distance[:, scanned] = near.reshape(near.shape[0], -1, s)
     candidate, kept = select_runs(
         distance.reshape(near.shape[0], g * s),
@@ -151,11 +151,11 @@ def _select(
     return candidate, kept, scanned
 
 
-def _value_sum(state: HeadState, weights: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+def _value_sum(state: HeadState, weights: NDArray[np.int32]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
     """Output rows and the mass of each token summed over heads and queries; ``weights[G, n, dense + base + rest]``."""
     groups, calibration = state.groups, state.calibration
     dense_tokens = len(state.v_codes)
-    total = weights.sum(axis=2)
+    total = weights.sum(axis=2, dtype=np.int64)
     heads, n, _ = weights.shape
     exact = scale_weights(weights[..., :dense_tokens], state.v_scale) @ state.v_codes.astype(np.float64)
     delta = np.zeros_like(exact)
@@ -169,7 +169,7 @@ def _value_sum(state: HeadState, weights: NDArray[np.int64]) -> tuple[NDArray[np
         exact += scale_weights(w_base, groups.v_salient_scale.ravel()) @ groups.v_salient.reshape(g * s, dim).astype(float)
         rest_scale = np.repeat(groups.v_group_scale, r)
         delta = scale_weights(w_rest, rest_scale) @ groups.v_level.reshape(g * r, dim).astype(float)
-        rest_total = w_rest.sum(axis=2)
+        rest_total = w_rest.sum(axis=2, dtype=np.int64)
     out = finish_output(
         exact.astype(np.int64), delta.astype(np.int64), rest_total, total, calibration.v_shape, calibration.v_mean
     )

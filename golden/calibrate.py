@@ -17,14 +17,15 @@ from golden.dsq.row_quantizer import quantize_token_rows, reconstruct_rows
 from golden.dsq.salient import pick_salient
 from golden.errors import UserError, main_guard
 from golden.model import Model, Prefill, load_model, prefill, texts
+from golden.model.attention import causal_attention
 from golden.model.prefill_cache import cache_folder
 from golden.settings import LOG2E, KvoSettings, default_settings
 
-__all__ = ["ModelCalibration", "calibrate", "calibration_for", "to_fixed"]
+__all__ = ["ModelCalibration", "calibrate", "calibration_for", "fixed_rows", "to_fixed"]
 
 #: integer bits of headroom over the largest magnitude seen while calibrating
 HEADROOM = 2.0
-FORMAT = 1
+FORMAT = 2
 
 
 def to_fixed(x: NDArray[np.floating], fraction_bits: int) -> NDArray[np.int16]:
@@ -37,7 +38,9 @@ def to_fixed(x: NDArray[np.floating], fraction_bits: int) -> NDArray[np.int16]:
 class ModelCalibration:
     """Everything calibrated for a model: arrays ``[layers, kv_heads]``, shapes and means ``[layers, kv_heads, head_dim]``.
 
-    ``*_fraction`` are the fraction bits of the INT16 rows (q with ``log2(e) / sqrt(head_dim)`` folded in).
+    ``*_fraction`` are the fraction bits of the INT16 rows (q with ``log2(e) / sqrt(head_dim)`` folded in). K rows are multiplied by
+    ``k_balance`` and q rows divided by it before they become INT16; the two channels of a rotary pair have the same factor, so
+    it commutes with the rotary embedding and costs nothing: it is folded into the projection weights.
     """
 
     q_fraction: NDArray[np.int64]
@@ -48,6 +51,7 @@ class ModelCalibration:
     v_mean: NDArray[np.int64]
     k_norm: NDArray[np.int64]
     v_norm: NDArray[np.int64]
+    k_balance: NDArray[np.float32]
     delta_bits: int
 
     def head(self, layer: int, kv_head: int) -> Calibration:
@@ -82,6 +86,15 @@ class ModelCalibration:
             raise UserError(f"cannot read calibration '{path}': {e}") from e
 
 
+def fixed_rows(
+    calibration: ModelCalibration, layer: int, kv_head: int, k: NDArray[np.floating], v: NDArray[np.floating]
+) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
+    """Float K and V rows ``[..., head_dim]`` of one head as the hardware gets them: balanced, INT16."""
+    c, i = calibration, (layer, kv_head)
+    k_rows = to_fixed(np.asarray(k, np.float32) * c.k_balance[i], int(c.k_fraction[i]))
+    return k_rows, to_fixed(np.asarray(v, np.float32), int(c.v_fraction[i]))
+
+
 def _fraction_bits(largest: float) -> int:
     return int(np.floor(np.log2(32767 / (HEADROOM * max(largest, 1e-6)))))
 
@@ -110,72 +123,103 @@ def _shape_and_norm(difference: list[NDArray[np.int64]], bits: int) -> tuple[NDA
     return shape, int(np.clip(round(256 * len(step) / step.mean()), 1, (1 << 20) - 1))
 
 
-def _query_peaks(model: Model, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Largest |q| of each (layer, kv_head) over a short exact run, with the score's constant folded in."""
-    from golden.model.attention import causal_attention
+def _query_statistics(model: Model, tokens: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Root mean square and peak of q per channel, ``[layers, kv_heads, head_dim]``, score constant folded in.
 
+    From an exact run over ``tokens``; the first 64 are left out of the mean.
+    """
     c = model.config
     x = model.embed(tokens)
     positions = np.arange(len(tokens))
-    peaks = np.empty((c.layers, c.kv_heads))
+    rms, peak = (np.empty((c.layers, c.kv_heads, c.head_dim)) for _ in range(2))
     for layer in range(c.layers):
         q, k, v = model.qkv(layer, x, positions)
-        peaks[layer] = np.abs(q).reshape(c.kv_heads, -1).max(axis=1)
+        heads = q.reshape(c.kv_heads, -1, len(tokens), c.head_dim) * (LOG2E / np.sqrt(c.head_dim))
+        rms[layer] = np.sqrt((heads[:, :, 64:].astype(np.float64) ** 2).mean(axis=(1, 2)))
+        peak[layer] = np.abs(heads).max(axis=(1, 2))
         x = model.finish(layer, x, causal_attention(q, k, v))
-    return peaks * LOG2E / np.sqrt(c.head_dim)
+    return rms, peak
+
+
+def _pairs(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Root mean square over each rotary pair, for both of its channels."""
+    return np.repeat(np.sqrt((x.reshape(-1, 2) ** 2).mean(axis=1)), 2)
+
+
+def _balance(groups: NDArray[np.float64], salient: NDArray[np.int64], q_rms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Factor per channel that makes the rotated delta's even error cheapest for the scores.
+
+    ``groups[g, N, head_dim]`` K rows, ``salient[g, S]``. The rotation spreads the quantization error evenly, so the score error is
+    ``sum (factor * residual)**2 * sum (q / factor)**2``: least at ``factor**2 = q / residual``. The residual is that to
+    the nearest base, which depends on the factor: one refinement from the spread around the group's mean.
+    """
+    residual = groups - groups.mean(axis=1, keepdims=True)
+    factor = np.ones(groups.shape[2])
+    for _ in range(3):
+        spread = np.maximum(_pairs(np.sqrt((residual**2).mean(axis=(0, 1)))), 1e-6)
+        factor = np.sqrt(np.maximum(_pairs(q_rms), 1e-6) / spread)
+        factor /= np.exp(np.log(factor).mean())
+        scaled = groups * factor
+        base = np.take_along_axis(scaled, salient[..., None], axis=1)
+        distance = (base**2).sum(axis=2)[:, None, :] - 2 * scaled @ base.transpose(0, 2, 1)
+        residual = (scaled - np.take_along_axis(base, distance.argmin(axis=2)[..., None], axis=1)) / factor
+    return factor
 
 
 def calibrate(model: Model, sample: Prefill, settings: KvoSettings, *, progress: bool = True) -> ModelCalibration:
     """Calibrate ``model`` on a prefill: the first group and the newest two are left out of the statistics."""
     c, s = model.config, settings
-    k_peak = np.abs(sample.k).max(axis=(2, 3)).astype(np.float64)
-    v_peak = np.abs(sample.v).max(axis=(2, 3)).astype(np.float64)
-    to_bits = np.vectorize(_fraction_bits, otypes=[np.int64])
-    q_fraction = to_bits(_query_peaks(model, np.asarray(sample.tokens[:512])))
-    k_fraction, v_fraction = to_bits(k_peak), to_bits(v_peak)
+    q_rms, q_peak = _query_statistics(model, np.asarray(sample.tokens[:1024]))
     dim = (c.layers, c.kv_heads, c.head_dim)
-    k_shape, v_shape, v_mean = (np.zeros(dim, np.int64) for _ in range(3))
-    k_norm, v_norm = np.zeros(dim[:2], np.int64), np.zeros(dim[:2], np.int64)
-    n = s.group_tokens
-    groups = sample.k.shape[2] // n
-    for layer in tqdm(range(c.layers), desc="calibrate", unit="layer", disable=not progress):
-        for h in range(c.kv_heads):
-            k16 = to_fixed(np.asarray(sample.k[layer, h], np.float32), int(k_fraction[layer, h]))
-            v16 = to_fixed(np.asarray(sample.v[layer, h], np.float32), int(v_fraction[layer, h]))
-            codes = quantize_token_rows(k16, v16)
-            k_rows, v_rows = reconstruct_rows(*codes[:2]), reconstruct_rows(*codes[2:])
-            mass = np.asarray(sample.block_mass[layer, h], np.float32)
-            v_mean[layer, h] = np.floor(v_rows[n:].mean(axis=0) + 0.5)
-            k_diff, v_diff = [], []
-            for g in range(1, groups - 2):
-                span = slice(g * n, (g + 1) * n)
-                first, last = g * n // 64, (g + 2) * n // 64
-                votes = mass[first:last, span].sum(axis=0)
-                salient = pick_salient(
-                    np.floor(votes * 65536).astype(np.uint32), False, salient_tokens=s.salient_tokens, sink_tokens=0
-                )
-                rest = np.setdiff1d(np.arange(n), salient)
-                if not len(rest):
-                    continue
-                k, v = k_rows[span], v_rows[span]
-                near = assign_nearest(k[rest], k[salient])
-                k_diff.append(k[rest].astype(np.int64) - k[salient][near])
-                v_diff.append(v[rest].astype(np.int64) - v_mean[layer, h])
-            if not k_diff:
-                raise UserError(f"calibration needs at least {4 * n} tokens, the sample has {sample.k.shape[2]}")
-            k_shape[layer, h], k_norm[layer, h] = _shape_and_norm(k_diff, s.delta_bits)
-            v_shape[layer, h], v_norm[layer, h] = _shape_and_norm(v_diff, VALUE_BITS)
-    return ModelCalibration(
-        q_fraction=q_fraction,
-        k_fraction=k_fraction,
-        v_fraction=v_fraction,
-        k_shape=k_shape,
-        v_shape=v_shape,
-        v_mean=v_mean,
-        k_norm=k_norm,
-        v_norm=v_norm,
+    made = ModelCalibration(
+        **{name: np.zeros(dim[:2], np.int64) for name in ("q_fraction", "k_fraction", "v_fraction", "k_norm", "v_norm")},
+        **{name: np.zeros(dim, np.int64) for name in ("k_shape", "v_shape", "v_mean")},
+        k_balance=np.ones(dim, np.float32),
         delta_bits=s.delta_bits,
     )
+    for layer in tqdm(range(c.layers), desc="calibrate", unit="layer", disable=not progress):
+        for h in range(c.kv_heads):
+            _calibrate_head(made, (layer, h), sample, s, q_rms[layer, h], q_peak[layer, h])
+    return made
+
+
+def _calibrate_head(
+    made: ModelCalibration,
+    i: tuple[int, int],
+    sample: Prefill,
+    s: KvoSettings,
+    q_rms: NDArray[np.float64],
+    q_peak: NDArray[np.float64],
+) -> None:
+    """Fill in the entries of one (layer, kv_head)."""
+    n = s.group_tokens
+    k, v = np.asarray(sample.k[i], np.float64), np.asarray(sample.v[i], np.float64)
+    spans = [slice(g * n, (g + 1) * n) for g in range(1, len(k) // n - 2)]
+    if not spans:
+        raise UserError(f"calibration needs at least {4 * n} tokens, the sample has {len(k)}")
+    mass = np.asarray(sample.block_mass[i], np.float32)
+    votes = [mass[a.start // 64 : (a.stop + n) // 64, a].sum(axis=0) for a in spans]
+    fixed_votes = [np.floor(x * 65536).astype(np.uint32) for x in votes]
+    salient = [pick_salient(x, False, salient_tokens=s.salient_tokens, sink_tokens=0) for x in fixed_votes]
+    made.k_balance[i] = _balance(np.stack([k[a] for a in spans]), np.stack(salient), q_rms)
+    made.q_fraction[i] = _fraction_bits(float((q_peak / made.k_balance[i]).max()))
+    made.k_fraction[i] = _fraction_bits(float(np.abs(k * made.k_balance[i]).max()))
+    made.v_fraction[i] = _fraction_bits(float(np.abs(v).max()))
+    codes = quantize_token_rows(
+        to_fixed(k * made.k_balance[i], int(made.k_fraction[i])), to_fixed(v, int(made.v_fraction[i]))
+    )
+    k_rows, v_rows = reconstruct_rows(*codes[:2]), reconstruct_rows(*codes[2:])
+    made.v_mean[i] = np.floor(v_rows[n:].mean(axis=0) + 0.5)
+    k_diff, v_diff = [], []
+    for span, chosen in zip(spans, salient, strict=True):
+        rest = np.setdiff1d(np.arange(n), chosen)
+        rows = k_rows[span]
+        near = assign_nearest(rows[rest], rows[chosen])
+        k_diff.append(rows[rest].astype(np.int64) - rows[chosen][near])
+        v_diff.append(v_rows[span][rest].astype(np.int64) - made.v_mean[i])
+    if s.salient_tokens < n:
+        made.k_shape[i], made.k_norm[i] = _shape_and_norm(k_diff, s.delta_bits)
+        made.v_shape[i], made.v_norm[i] = _shape_and_norm(v_diff, VALUE_BITS)
 
 
 def calibration_for(

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from golden.account import Account
 from golden.attention import attend
-from golden.calibrate import ModelCalibration, to_fixed
+from golden.calibrate import ModelCalibration, fixed_rows, to_fixed
 from golden.dsq.record import RecordLayout
 from golden.dsq.rotation import rotation_block, rotation_shift
 from golden.mha.scores import SCORE_FRACTION_BITS
@@ -72,13 +72,7 @@ class KvoLayer:
             votes = np.asarray(block_mass[h], np.float32)
             tokens = votes.shape[1]
             votes = votes.reshape(tokens // s.group_tokens, -1, tokens).sum(axis=1)
-            state.load(*self._fixed(h, k[h], v[h]), votes)
-
-    def _fixed(
-        self, h: int, k: NDArray[np.float32], v: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
-        c = self.calibration
-        return to_fixed(k, int(c.k_fraction[self.layer, h])), to_fixed(v, int(c.v_fraction[self.layer, h]))
+            state.load(*fixed_rows(self.calibration, layer, h, k[h], v[h]), votes)
 
     def attend(
         self, q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[np.float32], account: Account
@@ -90,12 +84,12 @@ class KvoLayer:
         out = np.empty(q_heads.shape, np.float32)
         for h, state in enumerate(self.heads):
             i = self.layer, h
-            state.append(*self._fixed(h, k[h], v[h]))
+            state.append(*fixed_rows(c, self.layer, h, k[h], v[h]))
             dense = len(state.k_codes)
             waiting = min(self.settings.group_tokens, state.tokens - n - state.compressed_tokens)
             q_fraction = int(c.q_fraction[i])
             shift = score_shift(q_fraction, int(c.k_fraction[i]), dim)
-            rows, fetch = attend(state, to_fixed(q_heads[h], q_fraction), shift=shift)
+            rows, fetch = attend(state, to_fixed(q_heads[h] / c.k_balance[i], q_fraction), shift=shift)
             out[h] = rows * np.float32(2.0 ** -int(c.v_fraction[i]))
             add_fetch(account, fetch, self.layout)
             add_int8_tokens(account, waiting, dense - n - waiting, n, dim)

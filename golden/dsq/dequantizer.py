@@ -13,9 +13,9 @@ __all__ = ["decode_deltas", "dequantize", "expand"]
 
 def decode_deltas(codes: NDArray[np.uint8], *, delta_bits: int) -> NDArray[np.int64]:
     """Sign-magnitude codes to odd integers, twice the level in steps: (2 m + 1), negative where the sign bit is set."""
-    sign = codes >> (delta_bits - 1)
-    magnitude = codes & ((1 << (delta_bits - 1)) - 1)
-    return (2 * magnitude.astype(np.int64) + 1) * np.where(sign, -1, 1)
+    half = 1 << (delta_bits - 1)
+    levels = np.array([2 * (c % half) + 1 if c < half else -(2 * (c % half) + 1) for c in range(2 * half)], np.int64)
+    return levels[codes]
 
 
 def expand(

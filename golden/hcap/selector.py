@@ -11,7 +11,7 @@ BINS = 128
 
 
 def select_runs(
-    distance: NDArray[np.int64], run_length: NDArray[np.int64], *, margin: int, keep_count: int
+    distance: NDArray[np.int32], run_length: NDArray[np.int64], *, margin: int, keep_count: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which bases are candidates and which runs are kept, for each query.
 

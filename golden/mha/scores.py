@@ -49,14 +49,18 @@ def scores(
     k_scale: NDArray[np.uint8],
     *,
     shift: int,
-) -> NDArray[np.int64]:
+) -> NDArray[np.int32]:
     """``half_up(q.k * q_scale * k_scale, shift)``, saturated to ``SCORE_BITS``.
 
     ``q_codes[..., Q, head_dim]``, ``q_scale[..., Q]``, ``k_codes[..., T, head_dim]``, ``k_scale[..., T]`` give
     ``[..., Q, T]``. Exact: the dot product of two INT8 rows of up to 1024 channels stays below 2**24, times two significands
     below 2**32, and a power of two.
     """
-    dot = np.matmul(q_codes.astype(np.float32), np.swapaxes(k_codes.astype(np.float32), -1, -2)).astype(np.float64)
-    weighted = dot * np.ldexp(_weights(q_scale), -shift)[..., :, None] * _weights(k_scale)[..., None, :]
+    dot = np.matmul(q_codes.astype(np.float32), np.swapaxes(k_codes.astype(np.float32), -1, -2))
+    weighted = dot.astype(np.float64)
+    weighted *= np.ldexp(_weights(q_scale), -shift)[..., :, None]
+    weighted *= _weights(k_scale)[..., None, :]
+    weighted += 0.5
+    np.floor(weighted, out=weighted)
     limit = 1 << (SCORE_BITS - 1)
-    return np.clip(np.floor(weighted + 0.5), -limit, limit - 1).astype(np.int64)
+    return np.clip(weighted, -limit, limit - 1, out=weighted).astype(np.int32)

@@ -11,43 +11,47 @@ __all__ = ["MASKED", "PROBABILITY_BITS", "EXP2", "exp2_table", "integer_maximum"
 
 PROBABILITY_BITS = 16
 #: a score that takes no part (a dropped or future token)
-MASKED = np.int64(-(1 << 40))
+MASKED = np.int32(-(1 << 30))
 _ONE = 1 << SCORE_FRACTION_BITS
 
 
-def exp2_table() -> NDArray[np.int64]:
+def exp2_table() -> NDArray[np.int32]:
     """``half_up(2**16 * 2**(f / 256 - 1))`` for the fractions f = 0..255."""
-    return np.floor(np.exp2(PROBABILITY_BITS - 1 + np.arange(_ONE) / _ONE) + 0.5).astype(np.int64)
+    return np.floor(np.exp2(PROBABILITY_BITS - 1 + np.arange(_ONE) / _ONE) + 0.5).astype(np.int32)
 
 
 EXP2 = exp2_table()
 
 
-def integer_maximum(score: NDArray[np.int64], axis: int = -1) -> NDArray[np.int64]:
+def integer_maximum(score: NDArray[np.int32], axis: int = -1) -> NDArray[np.int32]:
     """The largest score rounded up to a whole base-2 unit, ``floor(max) + 1`` (so every weight stays below one)."""
     return (score.max(axis=axis) >> SCORE_FRACTION_BITS) + 1
 
 
-def softmax(score: NDArray[np.int64], maximum: NDArray[np.int64]) -> NDArray[np.int64]:
+def softmax(score: NDArray[np.int32], maximum: NDArray[np.int32]) -> NDArray[np.int32]:
     """Unnormalized weights ``2**(score - maximum)`` in units of 2**-16, rounded to nearest by a table and a floor shift.
 
     ``score[..., T]`` has 8 fraction bits, ``maximum[...]`` is whole units, above every score. Weights are below 2**16; masked
     scores give 0.
     """
     relative = score - (maximum[..., None] << SCORE_FRACTION_BITS)
-    fraction = relative & (_ONE - 1)
-    shift = np.minimum(-(relative >> SCORE_FRACTION_BITS) - 1, 63)
-    return EXP2[fraction] >> shift
+    weights = EXP2[relative & (_ONE - 1)]
+    relative >>= SCORE_FRACTION_BITS
+    np.negative(relative, out=relative)
+    relative -= 1
+    np.minimum(relative, 31, out=relative)
+    weights >>= relative
+    return weights
 
 
-def softmax_streaming(chunks: Iterable[NDArray[np.int64]]) -> tuple[list[NDArray[np.int64]], int, int]:
+def softmax_streaming(chunks: Iterable[NDArray[np.int32]]) -> tuple[list[NDArray[np.int32]], int, int]:
     """One row in hardware order: chunks of scores arrive, the running maximum grows, the sum is shifted when it does.
 
     Returns the weights of each chunk as they were added (against the maximum of their time), the final maximum and the final sum.
     The sum differs from the plain form's only by the floor of each shift: less than one unit a shift, plus less than one unit
     for every weight added before it.
     """
-    weights: list[NDArray[np.int64]] = []
+    weights: list[NDArray[np.int32]] = []
     maximum, total = None, 0
     for chunk in chunks:
         live = chunk[chunk != MASKED]
@@ -58,14 +62,21 @@ def softmax_streaming(chunks: Iterable[NDArray[np.int64]]) -> tuple[list[NDArray
             elif peak > maximum:
                 total >>= min(peak - maximum, 63)
                 maximum = peak
-        top = np.asarray(0 if maximum is None else maximum, np.int64)
+        top = np.asarray(0 if maximum is None else maximum, np.int32)
         w = softmax(chunk, top)
         weights.append(w)
         total += int(w.sum())
     return weights, 0 if maximum is None else maximum, total
 
 
-def normalize(weights: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Weights ``[..., T]`` to attention mass in units of 2**-16: ``floor(weight * 2**16 / sum + 1/2)``; all zero when the sum is 0."""
-    total = weights.sum(axis=-1, keepdims=True)
-    return np.where(total > 0, ((weights << (PROBABILITY_BITS + 1)) // np.maximum(total, 1) + 1) >> 1, 0)
+def normalize(weights: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Weights ``[..., T]`` to attention mass in units of 2**-16: ``floor(weight * 2**16 / sum + 1/2)``; all zero when the sum is 0.
+
+    Exact for sums below 2**36: the quotient's float64 error is less than the distance of any other quotient from a tie.
+    """
+    total = weights.sum(axis=-1, keepdims=True, dtype=np.int64)
+    quotient = weights.astype(np.float64)
+    quotient *= 1 << PROBABILITY_BITS
+    quotient /= np.maximum(total, 1)
+    quotient += 0.5
+    return quotient.astype(np.int64)

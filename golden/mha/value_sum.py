@@ -14,7 +14,9 @@ def scale_weights(weights: NDArray[np.int64], scale: NDArray[np.uint8]) -> NDArr
     """``half_up(weight * scale)`` for weights ``[..., T]`` and scale codes ``[T]``, as whole float64 numbers."""
     significand, exponent = split_scale(scale)
     factor = np.ldexp(significand.astype(np.float64), exponent - SCALE_BIAS)
-    return np.floor(weights * factor + 0.5)
+    scaled = weights * factor
+    scaled += 0.5
+    return np.floor(scaled, out=scaled)
 
 
 def divide_half_up(numerator: NDArray[np.int64], denominator: NDArray[np.int64]) -> NDArray[np.int64]:
