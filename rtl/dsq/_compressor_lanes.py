@@ -14,7 +14,7 @@ from rtl.config import DsqConfig
 from rtl.dsq._compressor_steps import STEP_CODE_BITS
 from rtl.dsq.record import CodeKind, beat_layout
 
-__all__ = ["Lanes", "Pass", "operation_layout"]
+__all__ = ["Lanes", "Pass", "operation_layout", "pipeline_depth", "total_bits"]
 
 #: largest magnitude of a difference of two INT16 values
 MAX_DIFFERENCE = 0xFFFF
@@ -39,8 +39,9 @@ class Pass(enum.Enum, shape=4):
 def operation_layout(config: DsqConfig) -> data.StructLayout:
     """What enters the pipeline in one cycle: a beat of a row, or a pair of the held row beat and a base.
 
-    ``row_address`` and ``base_address`` are places in the two memories, ``beat`` is the beat of the row. ``last`` marks a row
-    beat that ends a section, and a pair of the last beat; ``last_base`` the pair with the last base, ``token`` the pair's row.
+    ``row_address`` and ``base_address`` are places in the two memories, ``beat`` is the beat of the row. ``last``
+    marks a row beat that ends a section, and a pair of the last beat; ``last_base`` the pair with the last base,
+    ``token`` the pair's row.
     """
     return data.StructLayout(
         {
@@ -55,6 +56,24 @@ def operation_layout(config: DsqConfig) -> data.StructLayout:
             "base": range(config.max_salient),
         }
     )
+
+
+def total_bits(config: DsqConfig) -> int:
+    """Width of the sum of the magnitudes of all differences in a group."""
+    return bits_for(config.group_tokens * config.head_dim * MAX_DIFFERENCE)
+
+
+def _tree_stages(config: DsqConfig) -> int:
+    return ceil_log2(config.lanes)
+
+
+def _delta_stage(config: DsqConfig) -> int:
+    return 9 + config.delta_bits - 1
+
+
+def pipeline_depth(config: DsqConfig) -> int:
+    """Cycles from an operation to the end of ``busy``, if nothing stalls."""
+    return max(9 + _tree_stages(config), _delta_stage(config))
 
 
 class Lanes(wiring.Component):
@@ -99,7 +118,6 @@ class Lanes(wiring.Component):
         self.config = c = config
         lanes = c.lanes
         self._row_shape = data.StructLayout({"data": data.ArrayLayout(signed(8), lanes), "scale": 8})
-        self._total_bits = bits_for(c.group_tokens * c.head_dim * MAX_DIFFERENCE)
         row = {"valid": 1, "address": range(4 * c.group_tokens * c.row_beats), "beat": self._row_shape}
         step = {"valid": 1, "channel": range(c.head_dim), "code": STEP_CODE_BITS}
         super().__init__(
@@ -115,19 +133,11 @@ class Lanes(wiring.Component):
                 "nearest": Out(
                     data.StructLayout({"valid": 1, "token": range(c.group_tokens), "base": range(c.max_salient)})
                 ),
-                "total": Out(self._total_bits),
+                "total": Out(total_bits(c)),
                 "clear_total": In(1),
                 "o": Out(stream.Signature(beat_layout(c))),
             }
         )
-
-    @property
-    def _tree_stages(self) -> int:
-        return ceil_log2(self.config.lanes)
-
-    @property
-    def _delta_stage(self) -> int:
-        return 9 + self.config.delta_bits - 1
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
@@ -138,7 +148,7 @@ class Lanes(wiring.Component):
             with m.Case(Pass.K_DELTAS, Pass.V_DELTAS):
                 m.d.comb += delta_pass.eq(1)
         ops = [self.op]
-        for index in range(1, max(9 + self._tree_stages, self._delta_stage) + 1):
+        for index in range(1, pipeline_depth(self.config) + 1):
             op = Signal(operation_layout(self.config), name=f"op_{index}")
             with m.If(self.advance):
                 m.d.sync += op.eq(ops[-1])
@@ -147,15 +157,17 @@ class Lanes(wiring.Component):
             ops.append(op)
         m.d.comb += [
             self.busy.eq(Cat(*((op.row, op.pair) for op in ops[1:])).any()),
-            self.o.valid.eq((raw_pass & ops[3].row) | (delta_pass & ops[self._delta_stage].row)),
+            self.o.valid.eq((raw_pass & ops[3].row) | (delta_pass & ops[_delta_stage(self.config)].row)),
             self.o.payload.last.eq(
-                Mux(raw_pass, ops[3].last & (self.current != Pass.K_SCALES), ops[self._delta_stage].last)
+                Mux(raw_pass, ops[3].last & (self.current != Pass.K_SCALES), ops[_delta_stage(self.config)].last)
             ),
             self.o.payload.end.eq(self.o.payload.last & self.ends_record),
             self.advance.eq(~self.o.valid | self.o.ready),
         ]
         raw = self._fetch(m, ops)
-        difference = [Signal(signed(17), name=f"difference_{lane}", reset_less=True) for lane in range(self.config.lanes)]
+        difference = [
+            Signal(signed(17), name=f"difference_{lane}", reset_less=True) for lane in range(self.config.lanes)
+        ]
         products = self._multiply(m, ops, raw, difference)
         self._subtract(m, ops, products, difference)
         self._search(m, ops, products)
@@ -185,8 +197,8 @@ class Lanes(wiring.Component):
     ) -> list[Signal]:
         """One multiplier per lane: reconstruction of a row beat, or squares of differences.
 
-        The exponent of a scale would need a barrel shifter per lane. Instead its lower part shifts the significand, once
-        for all lanes, and the multiplier does the rest; exponents from 8 on also put the code 8 bits higher.
+        The exponent of a scale would need a barrel shifter per lane. Instead its lower part shifts the significand,
+        once for all lanes, and the multiplier does the rest; exponents from 8 on also put the code 8 bits higher.
         """
         significand, exponent = split_scale(raw.scale)
         large = exponent[3] | exponent[4]
@@ -252,9 +264,9 @@ class Lanes(wiring.Component):
         return values[0]
 
     def _search(self, m: Module, ops: Sequence[data.View], products: Sequence[Signal]) -> None:
-        """Accumulates squared distances over a row's beats, one accumulator per base, and keeps the least one's base."""
+        """Accumulates squared distances over a row's beats, one sum per base, and keeps the base of the least."""
         distance_bits = bits_for(self.config.head_dim * MAX_DIFFERENCE**2)
-        at = 5 + self._tree_stages
+        at = 5 + _tree_stages(self.config)
         squares = self._add(m, products)
         m.submodules.distances = distances = memory.Memory(
             shape=unsigned(distance_bits), depth=self.config.max_salient, init=[]
@@ -279,7 +291,7 @@ class Lanes(wiring.Component):
         ]
 
     def _quantize(self, m: Module, ops: Sequence[data.View], difference: Sequence[Signal]) -> list[tuple[Value, Value]]:
-        """Magnitudes and their total; per lane the sign and the magnitude code, by restoring division without quotient."""
+        """Magnitudes and their total; per lane the sign and the magnitude code, by restoring division."""
         c = self.config
         step_row = data.ArrayLayout(unsigned(STEP_CODE_BITS), c.lanes)
         m.submodules.steps = steps = memory.Memory(shape=step_row, depth=c.row_beats, init=[])
@@ -303,7 +315,8 @@ class Lanes(wiring.Component):
             magnitudes.append(rest)
             digits: Value = Const(0, 0)
             for level in reversed(range(c.delta_bits - 1)):
-                # A step code is the step minus 1, so 2**level steps fit if the rest is greater than (step << level) - 1.
+                # A step code is the step minus 1, so 2**level steps fit if the rest is greater than (step << level) -
+                # 1.
                 below = Cat(Const((1 << level) - 1, level), step)
                 trial, borrow = Signal(16), Signal()
                 doubled = Cat(Const(0, 1), rest) - Cat(Const(1, 1), below)
@@ -322,9 +335,10 @@ class Lanes(wiring.Component):
             deltas.append((sign, digits))
 
         total_of = self._add(m, magnitudes)
+        is_sum = (self.current == Pass.K_SUM) | (self.current == Pass.V_SUM)
         with m.If(self.clear_total):
             m.d.sync += self.total.eq(0)
-        with m.Elif(ops[9 + self._tree_stages].row & ((self.current == Pass.K_SUM) | (self.current == Pass.V_SUM))):
+        with m.Elif(is_sum & ops[9 + _tree_stages(self.config)].row):
             m.d.sync += self.total.eq(self.total + total_of)
         return deltas
 

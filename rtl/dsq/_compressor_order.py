@@ -81,14 +81,14 @@ class RowWalker(wiring.Component):
     -------
     start, current, busy : begins the pass ``current``, which holds while ``busy``
     salient_tokens, rows, buffer : of the group: its bases, its other rows, the half of the row memory
-    index, salient_token, base, head, count, token, next_token : reads of TokenOrder
+    index, salient_token, head, count, token, next_token : reads of TokenOrder, the list being that of base ``index``
     op, advance : to Lanes
     row_end : a row's last beat enters the pipeline
     """
 
     def __init__(self, config: DsqConfig) -> None:
         self.config = config
-        token, base, count = range(config.group_tokens), range(config.max_salient), bits_for(config.group_tokens)
+        token, count = range(config.group_tokens), bits_for(config.group_tokens)
         super().__init__(
             {
                 "start": In(1),
@@ -99,7 +99,6 @@ class RowWalker(wiring.Component):
                 "buffer": In(1),
                 "index": Out(token),
                 "salient_token": In(token),
-                "base": Out(base),
                 "head": In(token),
                 "count": In(count),
                 "token": Out(token),
@@ -130,7 +129,6 @@ class RowWalker(wiring.Component):
         last_beat = (beat == c.row_beats - 1) | is_scale
         base_row = Mux(is_v, c.max_salient, self.index)
         m.d.comb += [
-            self.base.eq(self.index),
             self.op.row_address.eq(times(Cat(is_v, self.token, self.buffer), c.row_beats) + beat),
             self.op.base_address.eq(times(base_row, c.row_beats) + beat),
             self.op.beat.eq(beat),

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for
 
 from rtl.config import DsqConfig
-from rtl.dsq._compressor_lanes import Lanes, Pass, operation_layout
+from rtl.dsq._compressor_lanes import Lanes, operation_layout
 from rtl.dsq._compressor_order import times
 
 __all__ = ["PairWalker"]
@@ -17,9 +17,10 @@ __all__ = ["PairWalker"]
 class PairWalker(wiring.Component):
     """Issues every row that is not salient, last token first, and its pairs with all bases.
 
-    A beat takes one slot for reading the row and one for each base. As reading has a latency, the row beat goes ahead: each
-    round issues a row beat and then the pairs of the round before. With few bases a round is longer than its slots, so that
-    a row beat never comes later than ``Lanes.PAIR_DISTANCE`` before its first pair. One more cycle goes to every token.
+    A beat takes one slot for reading the row and one for each base. As reading has a latency, the row beat goes
+    ahead: each round issues a row beat and then the pairs of the round before. With few bases a round is longer than
+    its slots, so that a row beat never comes later than ``Lanes.PAIR_DISTANCE`` before its first pair. One more cycle
+    goes to every token.
 
     Members
     -------

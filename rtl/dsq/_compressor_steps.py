@@ -21,8 +21,8 @@ STEP_CODE_BITS = 16
 class ChannelSteps(wiring.Component):
     """Keeps the calibrated shapes and turns a group scale into the step code of every channel.
 
-    Latency: the code of channel c leaves ``c + 5`` cycles after ``start``; ``busy`` holds from the cycle after ``start`` until
-    the last one has left. ``start`` comes only while ``busy`` is low.
+    Latency: the code of channel c leaves ``c + 5`` cycles after ``start``; ``busy`` holds from the cycle after
+    ``start`` until the last one has left. ``start`` comes only while ``busy`` is low.
 
     Members
     -------
@@ -58,8 +58,8 @@ class ChannelSteps(wiring.Component):
                 m.d.sync += running.eq(0)
         m.d.comb += r.addr.eq(channel)
 
-        # Pipeline: memory, shape, product, shifted product (twice the step, before rounding), code. The multiplier takes
-        # three bits of the exponent, a shifter by whole bytes the others.
+        # Pipeline: memory, shape, product, shifted product (twice the step, before rounding), code. The multiplier
+        # takes three bits of the exponent, a shifter by whole bytes the others.
         stages = [(running, channel)]
         for _ in range(4):
             valid, index = Signal(), Signal.like(channel)

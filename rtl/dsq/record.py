@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from rtl.config import DsqConfig
 
-__all__ = ["CodeKind", "RecordPacker", "beat_layout", "word_layout"]
+__all__ = ["CodeKind", "RecordPacker", "beat_layout", "section_cycles", "word_layout"]
 
 
 class CodeKind(enum.Enum, shape=2):
@@ -26,8 +26,10 @@ class CodeKind(enum.Enum, shape=2):
 
 
 def beat_layout(config: DsqConfig) -> data.StructLayout:
-    """What goes into a record: ``data``, the byte or the codes of ``lanes`` channels, dense from bit 0; ``last`` of its section,
-    ``end`` of its record."""
+    """A part of a record: ``data``, a byte or the codes of ``lanes`` channels, dense from bit 0.
+
+    ``last`` marks the end of its section, ``end`` that of its record.
+    """
     return data.StructLayout({"data": 8 * config.lanes, "kind": CodeKind, "last": 1, "end": 1})
 
 
@@ -36,16 +38,43 @@ def word_layout(config: DsqConfig) -> data.StructLayout:
     return data.StructLayout({"data": config.bus_bits, "first": 1, "last": 1})
 
 
+def _unit_bits(config: DsqConfig) -> int:
+    """Bits that are added to a word in one cycle."""
+    return min(2 * config.lanes, config.bus_bits)
+
+
+def _unit_count(config: DsqConfig, kind: CodeKind) -> int:
+    """Units of one beat of codes."""
+    return kind.code_bits * config.lanes // _unit_bits(config)
+
+
+def _row_mask(config: DsqConfig, kind: CodeKind) -> int:
+    """What must be zero in the word's unit index behind a whole row."""
+    row_bits = config.head_dim * kind.code_bits
+    stride = min(1 << (row_bits - 1).bit_length(), config.bus_bits)
+    return max(stride // _unit_bits(config), 1) - 1
+
+
+def section_cycles(config: DsqConfig, kind: CodeKind, rows: int) -> int:
+    """The most cycles in which RecordPacker takes ``rows`` rows and completes their section, if nothing stalls."""
+    word_units = config.bus_bits // _unit_bits(config)
+    row_units = config.row_beats * _unit_count(config, kind)
+    row_units += -row_units & _row_mask(config, kind)
+    return rows * row_units * (2 if word_units == 1 else 1) + word_units
+
+
 class RecordPacker(wiring.Component):
     """Assembles one record after another from its sections: pads rows and sections as ``RecordLayout`` says.
 
-    A beat of codes leaves in units of ``unit_bits``, one a cycle; header bytes are collected to units. The padding of a row
-    or section takes a cycle for each unit, too. A finished word waits in the output register.
+    A beat of codes leaves in units of twice ``lanes`` bits (a whole word, if that is less), one a cycle; header bytes
+    are collected to units. The padding of a row or section takes a cycle for each unit, too. A finished word waits in
+    the output register.
 
-    Latency: a word is valid at ``o`` in the cycle after its last unit was added; the last unit of a beat is added
-    ``unit_count`` cycles after the beat's transfer. Throughput: one beat every ``unit_count`` cycles where a word takes at
-    least two units; where a unit is a whole word (``bus_bits <= 2 * lanes``) it takes two cycles. A full output register
-    stalls ``i`` when the next word is complete. No combinational paths between the streams.
+    Latency: a beat of u units enters its words in the u cycles behind its transfer; a word is valid at ``o`` in the
+    cycle after that of its last unit. Throughput: a beat every u cycles; half of that where a unit is a whole word
+    (``bus_bits <= 2 * lanes``). A section takes at most ``section_cycles``. Stalls: an occupied output register stops
+    the last unit of the next word, and so ``i``. Combinational paths: none between the streams; ``i.ready`` depends
+    on registers alone.
 
     Parameters
     ----------
@@ -54,8 +83,8 @@ class RecordPacker(wiring.Component):
     Members
     -------
     i : stream of struct{data, kind, last, end}
-        ``data``: the byte, or the codes of ``lanes`` channels, dense from bit 0; bits above them do not matter. Rows have
-        ``row_beats`` beats, channel 0 first. ``last``: last beat of a section; ``end``: last beat of the record.
+        ``data``: the byte, or the codes of ``lanes`` channels, dense from bit 0; bits above them do not matter. Rows
+        have ``row_beats`` beats, channel 0 first. ``last``: last beat of a section; ``end``: last beat of the record.
     o : stream of struct{data, first, last}
         Record words; ``first`` and ``last`` mark those of a record.
     """
@@ -66,27 +95,12 @@ class RecordPacker(wiring.Component):
             {"i": In(stream.Signature(beat_layout(config))), "o": Out(stream.Signature(word_layout(config)))}
         )
 
-    @property
-    def unit_bits(self) -> int:
-        """Bits that are added to a word in one cycle."""
-        return min(2 * self.config.lanes, self.config.bus_bits)
-
-    def unit_count(self, kind: CodeKind) -> int:
-        """Units of one beat of codes."""
-        return kind.code_bits * self.config.lanes // self.unit_bits
-
-    def _row_mask(self, kind: CodeKind) -> int:
-        """What must be zero in the word's unit index behind a whole row."""
-        row_bits = self.config.head_dim * kind.code_bits
-        stride = min(1 << (row_bits - 1).bit_length(), self.config.bus_bits)
-        return max(stride // self.unit_bits, 1) - 1
-
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        unit_bits, beat = self.unit_bits, self.i.payload
+        unit_bits, beat = _unit_bits(self.config), self.i.payload
         word_units = self.config.bus_bits // unit_bits
         rest = Signal(8 * self.config.lanes, reset_less=True)  # of the beat that is being added
-        left = Signal(range(self.unit_count(CodeKind.EIGHT) + 1))  # its units
+        left = Signal(range(_unit_count(self.config, CodeKind.EIGHT) + 1))  # its units
         mask = Signal(range(word_units))  # zero units follow until the index has none of these bits
         index = Signal(range(word_units))  # unit of the word that comes next
         word = Signal(self.config.bus_bits - unit_bits, reset_less=True)
@@ -136,7 +150,7 @@ class RecordPacker(wiring.Component):
         with m.Switch(beat.kind):
             for kind in (CodeKind.TWO, CodeKind.FOUR, CodeKind.EIGHT):
                 with m.Case(kind):
-                    m.d.comb += [row_mask.eq(self._row_mask(kind)), units.eq(self.unit_count(kind))]
+                    m.d.comb += [row_mask.eq(_row_mask(self.config, kind)), units.eq(_unit_count(self.config, kind))]
         with m.If(fill | (load & (beat.kind == CodeKind.BYTE))):
             m.d.sync += [
                 byte.eq(Mux(last_byte, 0, byte + 1)),

@@ -8,17 +8,23 @@ from amaranth.lib.wiring import In, Out
 
 from golden.dsq.scale import SCALE_BIAS
 
-__all__ = ["ScaleDivider"]
+__all__ = ["ScaleDivider", "division_cycles"]
+
+
+def division_cycles(numerator_bits: int) -> int:
+    """The most cycles that ScaleDivider takes from a transfer at ``i`` to a valid ``o``."""
+    return numerator_bits + SCALE_BIAS + 1
 
 
 class ScaleDivider(wiring.Component):
     """The 8-bit scale code of ``i.numerator / i.denominator``.
 
-    A restoring division, one quotient bit a cycle, that stops as soon as the code's four significant bits and the rounding
-    bit are known.
+    A restoring division, one quotient bit a cycle, that stops as soon as the code's four significant bits and the
+    rounding bit are known.
 
-    Latency: at most ``max_latency`` cycles from the transfer at ``i`` to a valid ``o``. Throughput: one division at a time;
-    ``i`` is ready again when the result has been taken. No combinational paths between the streams.
+    Latency: at most ``division_cycles(numerator_bits)`` cycles from the transfer at ``i`` to a valid ``o``.
+    Throughput: one division at a time; ``i`` is ready again in the cycle after the result has been taken.
+    Combinational paths: none between the streams; ``i.ready`` depends on registers alone.
 
     Parameters
     ----------
@@ -41,11 +47,6 @@ class ScaleDivider(wiring.Component):
         self.denominator_bits = denominator_bits
         i_shape = data.StructLayout({"numerator": numerator_bits, "denominator": denominator_bits})
         super().__init__({"i": In(stream.Signature(i_shape)), "o": Out(stream.Signature(8))})
-
-    @property
-    def max_latency(self) -> int:
-        """Cycles from the transfer at ``i`` to a valid ``o`` when every quotient bit has to be produced."""
-        return self.numerator_bits + SCALE_BIAS + 1
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
