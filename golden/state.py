@@ -52,7 +52,8 @@ class Groups:
 class HeadState:
     """One head's cache. Tokens enter by ``append``; mass enters by ``observe``; groups close by ``close_group``.
 
-    The newest closed group waits in INT8 beside the open one, so that the queries of the group after it vote on what is salient.
+    The newest closed group waits in INT8 beside the open one, so that the queries of the group after it vote on what
+    is salient.
     """
 
     def __init__(self, settings: KvoSettings, calibration: Calibration) -> None:
@@ -118,7 +119,8 @@ class HeadState:
     def load(self, k_rows: NDArray[np.int16], v_rows: NDArray[np.int16], block_mass: NDArray[np.floating]) -> None:
         """Fill an empty cache with a prompt ``[P, head_dim]`` whose attention was computed elsewhere.
 
-        P is a multiple of the group; ``block_mass[P / group_tokens, P]`` is the attention mass from each group's queries.
+        P is a multiple of the group; ``block_mass[P / group_tokens, P]`` is the attention mass from each group's
+        queries.
         """
         n = self.settings.group_tokens
         self.append(k_rows, v_rows)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from golden.account import Account
 from golden.attention import Fetch
-from golden.dsq.record import HEADER_BYTES, RecordLayout, Section
+from golden.dsq.record import RecordLayout, Section
 
 __all__ = ["RECORD_ALIGNMENT", "add_fetch", "add_int8_tokens", "record_bits"]
 
@@ -26,7 +26,7 @@ def record_bits(layout: RecordLayout) -> tuple[int, int]:
 
 @lru_cache
 def _lines(section: Section, row_bytes: int, burst: int) -> tuple[int, NDArray[np.float32]]:
-    """First burst that a section touches, and which of the following ones each of its rows touches: ``[rows, bursts]``."""
+    """First burst that a section touches, and which of those from it on each row touches: ``[rows, bursts]``."""
     start = section.offset + section.stride * np.arange(section.rows)
     first, last = start // burst, (start + row_bytes - 1) // burst
     origin = int(first[0]) if section.rows else 0
@@ -52,17 +52,15 @@ def _touched(layout: RecordLayout, parts: list[tuple[Section, NDArray[np.bool_]]
 def add_fetch(account: Account, fetch: Fetch, layout: RecordLayout) -> None:
     """Add what the n queries of ``fetch`` read of the compressed groups.
 
-    Three phases read a record one after the other: the scan (header and upper nibbles, one piece), the K rows (lower nibbles and
-    deltas), the V rows. A burst that two phases touch is read twice.
+    Three phases read a record one after the other: the scan (header and upper nibbles, one piece), the K rows (lower
+    nibbles and deltas), the V rows. A burst that two phases touch is read twice.
     """
     if not fetch.scanned.size:
         return
     queries = len(fetch.lower)
     s, dim = layout.salient_tokens, layout.head_dim
-    header = 8 * (HEADER_BYTES + 3 * s)
-    scanned = int(fetch.scanned.sum()) * queries
-    account.fetch(bits=8 * layout.upper.end, pieces=scanned, metadata=8 * layout.upper.end - 4 * s * dim)
-    assert header <= 8 * layout.upper.end
+    scan_bits = 8 * layout.upper.end
+    account.fetch(bits=scan_bits, pieces=int(fetch.scanned.sum()) * queries, metadata=scan_bits - 4 * s * dim)
     phases = [
         [(layout.lower, fetch.lower), (layout.k_delta, fetch.k_delta)],
         [(layout.v_salient, fetch.v_salient), (layout.v_delta, fetch.v_delta)],
@@ -73,7 +71,7 @@ def add_fetch(account: Account, fetch: Fetch, layout: RecordLayout) -> None:
 
 
 def add_int8_tokens(account: Account, waiting: int, open_before: int, queries: int, head_dim: int) -> None:
-    """Add the INT8 tokens that ``queries`` causal queries read: a waiting group, and the open group up to the query itself.
+    """Add the INT8 tokens that ``queries`` causal queries read: a waiting group, the open group up to each query.
 
     A token has ``head_dim`` K codes, as many V codes and two scales; K and V of a group are one piece each.
     """

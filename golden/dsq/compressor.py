@@ -32,9 +32,9 @@ VALUE_BITS = 2
 class Calibration:
     """Offline constants of one (layer, kv_head), each ``[head_dim]``; see ``golden/calibrate.py``.
 
-    ``k_shape`` and ``v_shape`` are 1..4095 (8 fraction bits), ``v_mean`` is INT16 in units of the V rows. ``k_norm`` and
-    ``v_norm`` (1..2**20-1, the fraction bits of the shapes) are what one token's summed magnitudes are divided by to give the
-    group scale: the sum of the shapes, times the ratio of mean magnitude to best step.
+    ``k_shape`` and ``v_shape`` are 1..4095 (8 fraction bits), ``v_mean`` is INT16 in units of the V rows.
+    ``k_norm`` and ``v_norm`` (1..2**20-1, the fraction bits of the shapes) are what one token's summed magnitudes are
+    divided by to give the group scale: the sum of the shapes, times the ratio of mean magnitude to best step.
     """
 
     k_shape: NDArray[np.int64]
@@ -48,9 +48,9 @@ class Calibration:
 class CompressedGroup:
     """The fields of one record, before packing; S salient of N tokens, head_dim channels.
 
-    ``order[N]`` is the token that each stored row came from (salient ones first, ascending; then the others by base, then
-    by token): a side result, not stored. Deltas are sign-magnitude codes of ``delta_bits`` (K) and 2 (V) bits: the
-    sign in the upper bit; magnitude m stands for (m + 1/2) steps.
+    ``order[N]`` is the token that each stored row came from (salient ones first, ascending; then the others by base,
+    then by token): a side result, not stored. Deltas are sign-magnitude codes of ``delta_bits`` (K) and 2 (V) bits:
+    the sign in the upper bit; magnitude m stands for (m + 1/2) steps.
     """
 
     k_base: NDArray[np.int8]  # [S, head_dim]
@@ -115,8 +115,9 @@ def compress(
 ) -> CompressedGroup:
     """Compress one closed group: ``*_codes[N, head_dim]``, ``*_scale[N]``, ``salient[S]`` ascending token indices.
 
-    Salient rows are kept as they are. Every other K row becomes a difference to its nearest base (the reconstructed salient K
-    rows), every other V row a difference to the calibrated mean; both are taken between INT16 reconstructions.
+    Salient rows are kept as they are. Every other K row becomes a difference to its nearest base (the reconstructed
+    salient K rows), every other V row a difference to the calibrated mean; both are taken between INT16
+    reconstructions.
     """
     tokens = k_codes.shape[0]
     is_salient = np.zeros(tokens, bool)

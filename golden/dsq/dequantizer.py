@@ -21,7 +21,7 @@ def decode_deltas(codes: NDArray[np.uint8], *, delta_bits: int) -> NDArray[np.in
 def expand(
     group: CompressedGroup, calibration: Calibration, *, delta_bits: int
 ) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
-    """``k_rows, v_rows[N, head_dim]`` in record order: salient tokens, then the runs. K rows stay in the rotated domain."""
+    """``k_rows, v_rows[N, head_dim]`` in record order (salient tokens, then the runs), K in the rotated domain."""
     k_base = reconstruct_rows(group.k_base, group.k_base_scale)
     k_step = channel_steps(group.k_group_scale, calibration.k_shape)
     k_offset = half_up(decode_deltas(group.k_delta, delta_bits=delta_bits) * k_step, 1)

@@ -25,8 +25,8 @@ def quantize(
 ) -> NDArray[np.uint8]:
     """The record's bytes for one closed group.
 
-    ``k_rows, v_rows[group_tokens, head_dim]`` are INT16 (K after rotary embedding, before rotation), ``mass[group_tokens]``
-    unsigned 32 bits; ``first_group`` says that the group starts its sequence.
+    ``k_rows, v_rows[group_tokens, head_dim]`` are INT16 (K after rotary embedding, before rotation),
+    ``mass[group_tokens]`` unsigned 32 bits; ``first_group`` says that the group starts its sequence.
     """
     group_tokens, head_dim = k_rows.shape
     layout = RecordLayout(

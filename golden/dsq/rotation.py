@@ -22,8 +22,8 @@ def rotate(rows: NDArray[np.int16]) -> NDArray[np.int16]:
     """Rotate ``rows[..., head_dim]`` (INT16) in power-of-two blocks.
 
     The transform is the Hadamard matrix in natural (Sylvester) order without normalization, then a right shift by
-    ``rotation_shift`` with ``half_up`` and saturation to INT16. Two rotated rows have the dot product of the originals times
-    ``block / 4**rotation_shift`` (1 for an even ``log2(block)``, 1/2 for an odd one), apart from rounding.
+    ``rotation_shift`` with ``half_up`` and saturation to INT16. Two rotated rows have the dot product of the originals
+    times ``block / 4**rotation_shift`` (1 for an even ``log2(block)``, 1/2 for an odd one), apart from rounding.
     """
     head_dim = rows.shape[-1]
     block = rotation_block(head_dim)

@@ -17,9 +17,9 @@ RECIPROCAL = np.array([((2 << RECIPROCAL_BITS) // s + 1) // 2 for s in range(8, 
 def quantize_rows(rows: NDArray[np.int16]) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
     """Quantize ``rows[..., head_dim]`` to ``codes[..., head_dim]`` in -127..127 and a ``scale[...]`` code.
 
-    The scale is the smallest whose 127 steps reach the row's largest magnitude (nothing clips, apart from the reciprocal's
-    rounding, which the clamp catches); a code is ``half_up(row * RECIPROCAL[mantissa], exponent + 3)``. An all-zero row has
-    scale code 0 and codes 0.
+    The scale is the smallest whose 127 steps reach the row's largest magnitude (nothing clips, apart from the
+    reciprocal's rounding, which the clamp catches); a code is ``half_up(row * RECIPROCAL[mantissa], exponent + 3)``.
+    An all-zero row has scale code 0 and codes 0.
     """
     x = rows.astype(np.int64)
     scale = ceil_scale(np.abs(x).max(axis=-1))

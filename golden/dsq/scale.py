@@ -1,7 +1,7 @@
 """The 8-bit scale code: 5-bit exponent, 3-bit mantissa.
 
-A code ``c = exponent << 3 | mantissa`` stands for ``(8 + mantissa) * 2**(exponent - SCALE_BIAS)`` units of the row's least
-significant bit. The value grows strictly with the code, so codes compare like the scales that they stand for.
+A code ``c = exponent << 3 | mantissa`` stands for ``(8 + mantissa) * 2**(exponent - SCALE_BIAS)`` units of the row's
+least significant bit. The value grows strictly with the code, so codes compare like the scales that they stand for.
 """
 
 import numpy as np
@@ -34,8 +34,8 @@ def divide_scale(numerator: ArrayLike, denominator: ArrayLike) -> NDArray[np.uin
     """The scale code of ``numerator / denominator``, mantissa rounded half up.
 
     Both are positive integers (``numerator`` may be zero) below ``2**43``; the quotient is taken as
-    ``floor(numerator * 2**SCALE_BIAS / denominator)``. Quotients under the smallest scale give code 0 (underflow), those above
-    the largest give 255.
+    ``floor(numerator * 2**SCALE_BIAS / denominator)``. Quotients under the smallest scale give code 0 (underflow),
+    those above the largest give 255.
     """
     q = (np.asarray(numerator, np.int64) << SCALE_BIAS) // np.asarray(denominator, np.int64)
     length = np.frexp(q.astype(np.float64))[1]  # bit length; exact below 2**53

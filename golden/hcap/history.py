@@ -28,8 +28,8 @@ def history_code(history: NDArray[np.int64]) -> NDArray[np.int64]:
 def select_groups(history: NDArray[np.int64], *, drop_count: int) -> NDArray[np.bool_]:
     """Which of ``history[..., groups]`` are scanned: at most ``drop_count`` groups with the lowest codes are not.
 
-    A histogram of the codes gives a threshold: the highest one such that no more than ``drop_count`` groups lie below it; all
-    groups with codes below it are dropped, never the first group.
+    A histogram of the codes gives a threshold: the highest one such that no more than ``drop_count`` groups lie below
+    it; all groups with codes below it are dropped, never the first group.
     """
     code = history_code(history)
     below = np.stack([(code < t).sum(axis=-1) for t in range(_CODES)], axis=-1)

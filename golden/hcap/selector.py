@@ -16,9 +16,10 @@ def select_runs(
     """Which bases are candidates and which runs are kept, for each query.
 
     ``distance[..., bases]`` is how far each base's estimate lies below the running maximum (base-2 units, 8 fraction
-    bits, the least over the query heads; bases that are not scanned have a distance beyond every margin), ``run_length[bases]`` the
-    tokens that each base stands for. Candidates lie within ``margin``; their exact score is computed. Of the
-    candidates, runs are kept from the nearest bin on while no more than ``keep_count`` tokens are kept.
+    bits, the least over the query heads; bases that are not scanned have a distance beyond every margin),
+    ``run_length[bases]`` the tokens that each base stands for. Candidates lie within ``margin``; their exact score is
+    computed. Of the candidates, runs are kept from the nearest bin on while the bins so far, candidates or not, hold
+    no more than ``keep_count`` tokens; a distance of ``BINS`` bins or more is never kept.
     """
     candidate = distance <= margin
     bins = np.minimum(np.maximum(distance, 0) >> BIN_SHIFT, BINS)

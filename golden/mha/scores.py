@@ -29,7 +29,11 @@ class Query:
 
 
 def prepare_query(rows: NDArray[np.int16], k_shape: NDArray[np.int64]) -> Query:
-    """Rotate INT16 query rows ``[..., head_dim]`` (log2(e) / sqrt(head_dim) folded in) and quantize both forms to INT8."""
+    """Rotate INT16 query rows ``[..., head_dim]`` (score constant folded in) and quantize both forms to INT8.
+
+    The score constant is ``log2(e) / sqrt(head_dim)``. The shaped form is ``half_up(rotated * k_shape, 8)``, saturated
+    to INT16 before it is quantized.
+    """
     rotated = rotate(rows)
     codes, scale = quantize_rows(rotated)
     shaped = saturate(half_up(rotated.astype(np.int64) * k_shape, SHAPE_FRACTION_BITS), 16).astype(np.int16)
@@ -53,8 +57,8 @@ def scores(
     """``half_up(q.k * q_scale * k_scale, shift)``, saturated to ``SCORE_BITS``.
 
     ``q_codes[..., Q, head_dim]``, ``q_scale[..., Q]``, ``k_codes[..., T, head_dim]``, ``k_scale[..., T]`` give
-    ``[..., Q, T]``. Exact: the dot product of two INT8 rows of up to 1024 channels stays below 2**24, times two significands
-    below 2**32, and a power of two.
+    ``[..., Q, T]``. Exact: the dot product of two INT8 rows of up to 1024 channels stays below 2**24, times two
+    significands below 2**32, and a power of two.
     """
     dot = np.matmul(q_codes.astype(np.float32), np.swapaxes(k_codes.astype(np.float32), -1, -2))
     weighted = dot.astype(np.float64)

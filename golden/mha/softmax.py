@@ -7,7 +7,16 @@ from numpy.typing import NDArray
 
 from golden.mha.scores import SCORE_FRACTION_BITS
 
-__all__ = ["MASKED", "PROBABILITY_BITS", "EXP2", "exp2_table", "integer_maximum", "normalize", "softmax", "softmax_streaming"]
+__all__ = [
+    "EXP2",
+    "MASKED",
+    "PROBABILITY_BITS",
+    "exp2_table",
+    "integer_maximum",
+    "normalize",
+    "softmax",
+    "softmax_streaming",
+]
 
 PROBABILITY_BITS = 16
 #: a score that takes no part (a dropped or future token)
@@ -29,10 +38,10 @@ def integer_maximum(score: NDArray[np.int32], axis: int = -1) -> NDArray[np.int3
 
 
 def softmax(score: NDArray[np.int32], maximum: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Unnormalized weights ``2**(score - maximum)`` in units of 2**-16, rounded to nearest by a table and a floor shift.
+    """Unnormalized weights ``2**(score - maximum)`` in units of 2**-16: a table value, shifted right (floor).
 
-    ``score[..., T]`` has 8 fraction bits, ``maximum[...]`` is whole units, above every score. Weights are below 2**16; masked
-    scores give 0.
+    ``score[..., T]`` has 8 fraction bits, ``maximum[...]`` is whole units, above every score. Weights are below 2**16;
+    masked scores, and those 16 units or more below the maximum, give 0.
     """
     relative = score - (maximum[..., None] << SCORE_FRACTION_BITS)
     weights = EXP2[relative & (_ONE - 1)]
@@ -47,9 +56,9 @@ def softmax(score: NDArray[np.int32], maximum: NDArray[np.int32]) -> NDArray[np.
 def softmax_streaming(chunks: Iterable[NDArray[np.int32]]) -> tuple[list[NDArray[np.int32]], int, int]:
     """One row in hardware order: chunks of scores arrive, the running maximum grows, the sum is shifted when it does.
 
-    Returns the weights of each chunk as they were added (against the maximum of their time), the final maximum and the final sum.
-    The sum differs from the plain form's only by the floor of each shift: less than one unit a shift, plus less than one unit
-    for every weight added before it.
+    Returns the weights of each chunk as they were added (against the maximum of their time), the final maximum and the
+    final sum. The sum differs from the plain form's only by what the floor of a shift cuts off: it is never smaller,
+    and larger by less than one unit for every weight that was added before the last shift.
     """
     weights: list[NDArray[np.int32]] = []
     maximum, total = None, 0
@@ -70,8 +79,9 @@ def softmax_streaming(chunks: Iterable[NDArray[np.int32]]) -> tuple[list[NDArray
 
 
 def normalize(weights: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Weights ``[..., T]`` to attention mass in units of 2**-16: ``floor(weight * 2**16 / sum + 1/2)``; all zero when the sum is 0.
+    """Weights ``[..., T]`` to attention mass in units of 2**-16: ``floor(weight * 2**16 / sum + 1/2)``.
 
+    A sum of 0 (everything masked) gives zeros.
     Exact for sums below 2**36: the quotient's float64 error is less than the distance of any other quotient from a tie.
     """
     total = weights.sum(axis=-1, keepdims=True, dtype=np.int64)

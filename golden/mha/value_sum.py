@@ -10,11 +10,12 @@ from golden.fixed import half_up, saturate
 __all__ = ["divide_half_up", "finish_output", "scale_weights"]
 
 
-def scale_weights(weights: NDArray[np.int64], scale: NDArray[np.uint8]) -> NDArray[np.float64]:
+def scale_weights(weights: NDArray[np.integer], scale: NDArray[np.uint8]) -> NDArray[np.float64]:
     """``half_up(weight * scale)`` for weights ``[..., T]`` and scale codes ``[T]``, as whole float64 numbers."""
     significand, exponent = split_scale(scale)
     factor = np.ldexp(significand.astype(np.float64), exponent - SCALE_BIAS)
-    scaled = weights * factor
+    scaled = weights.astype(np.float64)
+    scaled *= factor
     scaled += 0.5
     return np.floor(scaled, out=scaled)
 
@@ -35,9 +36,9 @@ def finish_output(
 ) -> NDArray[np.int16]:
     """Attention output row from the accumulators.
 
-    ``exact[..., head_dim]`` sums scaled weight x INT8 code, ``delta[..., head_dim]`` sums scaled weight x odd delta level (twice the
-    level), ``rest_weight[...]`` is the weight of all delta rows, ``total[...]`` the weight of everything. Returns INT16 rows in
-    the units of the V rows; a total of zero gives zeros.
+    ``exact[..., head_dim]`` sums scaled weight x INT8 code, ``delta[..., head_dim]`` sums scaled weight x odd delta
+    level (twice the level), ``rest_weight[...]`` is the weight of all delta rows, ``total[...]`` the weight of
+    everything. Returns INT16 rows in the units of the V rows; a total of zero gives zeros.
     """
     spread = half_up(delta * v_shape, SHAPE_FRACTION_BITS + 1)
     numerator = exact + spread + rest_weight[..., None] * v_mean
