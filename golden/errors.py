@@ -21,8 +21,8 @@ class UserError(Exception):
 def main_guard(main: Callable[P, int | None]) -> Callable[P, NoReturn]:
     """Wrap the `main` of a command line: it ends the process, and never shows a traceback for a user's mistake.
 
-    Exit codes: what `main` returns (None counts as 0), 2 after `error: <sentence>` on stderr for a `UserError`, 130 after
-    an interrupt from the keyboard, 141 when the reader of a pipe has gone (`... | head`).
+    Exit codes: what `main` returns (None counts as 0), 2 after `error: <sentence>` on stderr for a `UserError`, 130
+    after an interrupt from the keyboard, 141 when the reader of a pipe has gone (`... | head`).
     """
 
     @functools.wraps(main)

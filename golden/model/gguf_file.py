@@ -1,8 +1,10 @@
 """GGUF files: metadata and tensors, every defect reported as one sentence."""
 
+import contextlib
 import functools
+import gc
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,11 +83,36 @@ def open_gguf(path: Path | str | None = None) -> GgufFile:
     return _read(path.resolve(), status.st_size, status.st_mtime_ns)
 
 
+class _Reader(gguf.GGUFReader):
+    """GGUFReader on a plain view of the mapped file: it takes a million slices, slow ones on `numpy.memmap`."""
+
+    @property  # type: ignore[override]
+    def data(self) -> npt.NDArray[np.uint8]:
+        return self._plain
+
+    @data.setter
+    def data(self, mapped: npt.NDArray[np.uint8]) -> None:
+        self._plain = np.asarray(mapped)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Pause the collector while a great many objects are made that all stay."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, size: int, mtime_ns: int) -> GgufFile:
     """The file at `path`; size (bytes) and time of change make the cache notice that it was replaced."""
     try:
-        reader = gguf.GGUFReader(path)
+        with _no_garbage_collection():
+            reader = _Reader(path)
         if reader.byte_order != "I":
             raise UserError(f"{path} has the byte order of another kind of machine; gguf-convert-endian converts it")
         metadata = {key: field.contents() for key, field in reader.fields.items()}

@@ -88,6 +88,7 @@ class Model:
         self.file = file
         self.path: Path = file.path
         self.config = c = _read_config(file)
+        _refuse_unknown_tensors(file, c.layers)
         embedding = file.tensor("token_embd.weight", (c.vocab, c.hidden))
         self._embedding = embedding
         tied = "output.weight" not in file.tensors
@@ -154,7 +155,7 @@ class Model:
         return self.logits(self.hidden(tokens, cache))
 
     def generate(self, tokens: Tokens, count: int, stop: frozenset[int] = frozenset()) -> list[int]:
-        """The `count` tokens that greedy decoding puts behind `tokens`; fewer when one of `stop` (included) comes up."""
+        """The `count` tokens that greedy decoding puts behind `tokens`; it ends early with a token of `stop`."""
         if not len(tokens):
             raise ValueError("tokens must hold at least one token id, not []")
         cache = KvCache(self.config, capacity=len(tokens) + count)
@@ -218,6 +219,7 @@ def _read_config(file: GgufFile) -> ModelConfig:
     for key, value, supported in (
         ("attention.value_length", optional("attention.value_length", head_dim), head_dim),
         ("rope.dimension_count", optional("rope.dimension_count", head_dim), head_dim),
+        ("rope.scale_linear", optional("rope.scale_linear", 1.0), 1.0),
         ("expert_count", optional("expert_count", 0), 0),
     ):
         if value != supported:
@@ -243,13 +245,17 @@ LAYER_TENSORS = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_
 OTHER_TENSORS = ("token_embd.weight", "output.weight", "output_norm.weight", "rope_freqs.weight")
 
 
-def _read_layer(file: GgufFile, c: ModelConfig, layer: int) -> _Layer:
-    """Weights of one layer as float32; `UserError` when the file has a weight that `Model` would leave out."""
-    prefix = f"blk.{layer}."
-    known = {f"{prefix}{name}.weight" for name in LAYER_TENSORS}
-    unknown = sorted(name for name in file.tensors if name.startswith(prefix) and name not in known)
+def _refuse_unknown_tensors(file: GgufFile, layers: int) -> None:
+    """`UserError` when the file has a weight that `Model` would leave out, such as a bias."""
+    known = {f"blk.{layer}.{name}.weight" for layer in range(layers) for name in LAYER_TENSORS} | set(OTHER_TENSORS)
+    unknown = sorted(set(file.tensors) - known)
     if unknown:
         raise UserError(f"{file.path} holds the tensor {unknown[0]!r}, which a plain Llama-type model does not have")
+
+
+def _read_layer(file: GgufFile, c: ModelConfig, layer: int) -> _Layer:
+    """Weights of one layer as float32."""
+    prefix = f"blk.{layer}."
 
     def matrix(name: str, outputs: int, inputs: int) -> Float:
         return file.tensor(f"{prefix}{name}.weight", (outputs, inputs))

@@ -1,7 +1,7 @@
 """KV caches of long texts, computed once with exact attention and kept on disk.
 
 Layout of a cache folder: `prefill/<key>/` holds a complete prefill, `prefill/<key>.partial/` one in the making, where
-`hidden-<n>.npy` is the residual after the first n layers and the other files hold these layers and perhaps half of another.
+`hidden-<n>.npy` is the residual after the first n layers and the other files hold these layers and perhaps some more.
 """
 
 import contextlib
