@@ -43,7 +43,10 @@ PROBES = (
 """Strings on which pre-tokenizers are known to differ."""
 
 LOGIT_TOLERANCE = 2e-5
-"""Largest |logit difference| that counts as agreement, over the largest |logit|; docs/model.md has measured values."""
+"""Largest |logit difference| that counts as agreement, over the largest |logit|, for contexts of up to 256 tokens.
+
+It grows with longer contexts, as llama.cpp multiplies up the rotary angles in float32. docs/model.md has measured values.
+"""
 
 
 class LlamaCpp:
@@ -141,6 +144,7 @@ def compare_models(model: Model, folder: Path, context: int, positions: int, cou
     write_copy(model.path, copy)
     exact, quantized = (LlamaCpp(path, context + count) for path in (copy, model.path))
     agree, fixture = True, dict[str, Any]()
+    tolerance = LOGIT_TOLERANCE * max(1, context / 256)
     print("text   max |difference|  max |logit|  top-1 (F32)  top-1 (file as it is)  greedy tokens equal")
     for name in texts.FILES:
         ids = ModelTokenizer(model.file).encode(texts.read(name))[:context]
@@ -154,7 +158,7 @@ def compare_models(model: Model, folder: Path, context: int, positions: int, cou
         greedy = exact.generate(prompt, count)
         equal = sum(a == b for a, b in zip(greedy, model.generate(prompt, count), strict=True))
         print(f"{name:6s} {difference:16.2e}  {largest:11.2f}  {top1[0]:11.4f}  {top1[1]:21.4f}  {equal:9d} of {count}")
-        agree &= difference <= LOGIT_TOLERANCE * largest and equal == count
+        agree &= difference <= tolerance * largest and equal == count
         best = np.argsort(-theirs, axis=1, kind="stable")[:, :8].astype(np.int32)
         fixture |= {
             f"{name}_ids": np.asarray(ids, np.int32),
