@@ -79,14 +79,17 @@ def softmax_streaming(chunks: Iterable[NDArray[np.int32]]) -> tuple[list[NDArray
 
 
 def normalize(weights: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Weights ``[..., T]`` to attention mass in units of 2**-16: ``floor(weight * 2**16 / sum + 1/2)``.
+    """Weights ``[..., T]`` to attention mass in units of 2**-16, so that the mass of a row is exactly 2**16.
 
-    A sum of 0 (everything masked) gives zeros.
-    Exact for sums below 2**36: the quotient's float64 error is less than the distance of any other quotient from a tie.
+    Token t gets ``R(t) - R(t - 1)`` with ``R(t) = floor(2**16 * (weights up to t) / sum + 1/2)``: what one rounding
+    leaves goes on to the next token, and each mass lies less than one unit from its share. A sum of 0 (everything
+    masked) gives zeros. Exact for sums below 2**36: a quotient's float64 error stays below its distance from a tie.
     """
-    total = weights.sum(axis=-1, keepdims=True, dtype=np.int64)
-    quotient = weights.astype(np.float64)
-    quotient *= 1 << PROBABILITY_BITS
-    quotient /= np.maximum(total, 1)
-    quotient += 0.5
-    return quotient.astype(np.int64)
+    upto = np.cumsum(weights, axis=-1, dtype=np.float64)
+    total = np.maximum(upto[..., -1:], 1)
+    upto *= 1 << PROBABILITY_BITS
+    upto /= total
+    upto += 0.5
+    mass = upto.astype(np.int64)
+    mass[..., 1:] -= mass[..., :-1].copy()
+    return mass
