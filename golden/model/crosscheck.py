@@ -45,7 +45,7 @@ PROBES = (
 LOGIT_TOLERANCE = 2e-5
 """Largest |logit difference| that counts as agreement, over the largest |logit|, for contexts of up to 256 tokens.
 
-It grows with longer contexts, as llama.cpp multiplies up the rotary angles in float32. docs/model.md has measured values.
+It grows with longer contexts, as llama.cpp multiplies up the rotary angles in float32; docs/model.md has figures.
 """
 
 
