@@ -1,7 +1,8 @@
 """Fixed-point arithmetic as Amaranth expressions, equal to `golden/fixed.py` and the scalar parts of `golden/dsq`.
 
 Every function returns a combinational expression: latency 0, nothing is registered. The caller puts registers around
-it; the depth of logic is stated where it is more than one adder. No result is ever truncated: it is as wide as it must be.
+it; the depth of logic is stated where it is more than one adder. No result is ever truncated: it is as wide as it must
+be.
 """
 
 from amaranth.hdl import Cat, Const, Mux, Value, ValueLike
@@ -20,7 +21,8 @@ __all__ = [
     "split_scale",
 ]
 
-#: from here on every nonzero product of a scale's significand saturates 16 bits, so larger exponents need no wider shift
+#: from here on every nonzero product of a scale's significand saturates 16 bits, so larger exponents need no wider
+#: shift
 ALL_EXPONENTS = SCALE_BIAS + 12
 
 
@@ -50,8 +52,8 @@ def half_up_by(value: ValueLike, shift: ValueLike) -> Value:
 def half_up_scaled(value: ValueLike, exponent: ValueLike, *, fraction_bits: int, max_exponent: int) -> Value:
     """``half_up(value, fraction_bits - exponent)`` for an exponent known at run time, 0 to ``max_exponent``.
 
-    Larger exponents count as ``max_exponent``. Depth: comparison and subtraction of the exponent (constant over a row, so
-    worth a register), then as `half_up_by`.
+    Larger exponents count as ``max_exponent``. Depth: comparison and subtraction of the exponent (constant over a row,
+    so worth a register), then as `half_up_by`.
     """
     value, exponent = Value.cast(value), Value.cast(exponent)
     left = max(max_exponent - fraction_bits, 0)
@@ -63,7 +65,7 @@ def half_up_scaled(value: ValueLike, exponent: ValueLike, *, fraction_bits: int,
 
 
 def saturate(value: ValueLike, bits: int) -> Value:
-    """Clamp to the range of a signed integer of ``bits`` bits, which is the result's shape (sign-extended if narrower)."""
+    """Clamp to the range of a signed integer of ``bits`` bits, the result's shape (sign-extended if narrower)."""
     value = Value.cast(value)
     if not value.shape().signed:
         value = Cat(value, Const(0, 1)).as_signed()
@@ -78,7 +80,7 @@ def saturate_unsigned(value: ValueLike, bits: int) -> Value:
     """The lesser of an unsigned ``value`` and ``2**bits - 1``, ``bits`` wide."""
     value = Value.cast(value)
     if value.shape().signed:
-        raise TypeError("value must be unsigned")
+        raise TypeError(f"value must be unsigned, not {value.shape()!r}")
     if len(value) <= bits:
         return Cat(value, Const(0, bits - len(value)))
     return value[:bits] | value[bits:].any().replicate(bits)
@@ -100,10 +102,10 @@ def split_scale(code: ValueLike) -> tuple[Value, Value]:
 def reconstruct(code: ValueLike, scale: ValueLike, *, max_exponent: int = MAX_EXPONENT) -> Value:
     """One element of golden ``reconstruct_rows``: INT8 ``code`` times ``scale``, ``half_up``, saturated to INT16.
 
-    Exact for scales whose exponent is at most ``max_exponent``: those of all rows that RowQuantizer makes by default, all 256
-    scale codes with ``ALL_EXPONENTS``. Depth: an 8 x 4 bit product, a barrel shifter of 5 levels, an incrementer and the
-    saturation. To spread it over registers use the parts: ``code * significand``, `half_up_scaled` with ``fraction_bits =
-    SCALE_BIAS`` (or `half_up_by`), `saturate`.
+    Exact for scales whose exponent is at most ``max_exponent``: those of all rows that RowQuantizer makes by default,
+    all 256 scale codes with ``ALL_EXPONENTS``. Depth: an 8 x 4 bit product, a barrel shifter of 5 levels, an
+    incrementer and the saturation. To spread it over registers use the parts: ``code * significand``, `half_up_scaled`
+    with ``fraction_bits = SCALE_BIAS`` (or `half_up_by`), `saturate`.
     """
     significand, exponent = split_scale(scale)
     product = Value.cast(code).as_signed() * significand
