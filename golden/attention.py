@@ -1,6 +1,7 @@
 """Two-phase attention on the compressed cache, integer and exact, for one block of queries of one (layer, kv_head).
 
-The chain of the parts' functions: prepare_query, estimates, select_groups and select_runs, exact scores, softmax, value sum.
+The chain of the parts' functions: prepare_query, estimates, select_groups and select_runs, exact scores, softmax,
+value sum.
 """
 
 from dataclasses import dataclass
@@ -57,9 +58,9 @@ def attend(
 ) -> tuple[NDArray[np.int16], Fetch]:
     """Attention of the newest n tokens of ``state``, which are already appended, all in the open group.
 
-    ``q_rows[G, n, head_dim]`` are INT16 with ``log2(e) / sqrt(head_dim)`` folded in; ``shift`` is what takes the product of q and K
-    units to 8 fraction bits: ``q_fraction + k_fraction - 8``, less one when ``rotate`` halves the dot product. Returns ``out[G, n,
-    head_dim]`` in V units and what was fetched; the attention mass goes to the state.
+    ``q_rows[G, n, head_dim]`` are INT16 with ``log2(e) / sqrt(head_dim)`` folded in; ``shift`` is what takes the
+    product of q and K units to 8 fraction bits: ``q_fraction + k_fraction - 8``, less one when ``rotate`` halves the
+    dot product. Returns ``out[G, n, head_dim]`` in V units and what was fetched; the attention mass goes to the state.
     """
     settings, calibration, groups = state.settings, state.calibration, state.groups
     heads, n, dim = q_rows.shape
@@ -87,12 +88,12 @@ def attend(
             shift=shift + 1,
         )
         owner = (groups.base_of + s * np.arange(g)[:, None]).ravel()
-        rest = exact[..., owner] + delta
         base = exact
         if settings.prune:
-            candidate, kept, scanned = _select(state, settings, query.codes, query.scale, dense, shift)
+            candidate, kept, scanned, estimate = _select(state, settings, query.codes, query.scale, dense, shift)
             base = np.where(candidate, exact, MASKED)
-            rest = np.where(kept[:, owner], rest, MASKED)
+            known = np.where(candidate, exact, estimate)
+            rest = np.where(kept[:, owner], known[..., owner] + delta, MASKED)
             top = np.maximum(dense.max(axis=2), np.maximum(base.max(axis=2), rest.max(axis=2, initial=MASKED)))
             margin = KvoSettings.fixed_point(settings.value_margin)
             v_base = ((top[..., None] - base) <= margin).any(axis=0)
@@ -107,6 +108,7 @@ def attend(
             )
             maximum = integer_maximum(top[..., None])
         else:
+            rest = exact[..., owner] + delta
             fetch = _everything(groups, n)
             maximum = integer_maximum(np.concatenate([dense, base, rest], axis=2))
 
@@ -130,25 +132,30 @@ def _select(
     q_scale: NDArray[np.uint8],
     dense: NDArray[np.int32],
     shift: int,
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Candidates and kept bases ``[n, g * S]``, scanned groups ``[g]``."""
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int32]]:
+    """Candidates (lower nibble read) and kept bases ``[n, g * S]``, scanned groups ``[g]``, estimates ``[G, n, g *
+    S]``."""
     groups = state.groups
     assert groups is not None
     g, s = groups.run_length.shape
+    heads, n, _ = q_codes.shape
     scanned = select_groups(state.history[:g], drop_count=_fixed_share(settings.history_drop, g))
     rough = upper_nibble(groups.k_base[scanned]).reshape(-1, groups.k_base.shape[2])
-    estimate = scores(q_codes, q_scale, rough, groups.k_base_scale[scanned].ravel(), shift=shift)
-    peak = np.maximum(dense.max(axis=2), estimate.max(axis=2))
-    near = (peak[..., None] - estimate).min(axis=0)
-    distance = np.full((near.shape[0], g, s), FAR, np.int32)
-    distance[:, scanned] = near.reshape(near.shape[0], -1, s)
-    candidate, kept = select_runs(
-        distance.reshape(near.shape[0], g * s),
+    seen = scores(q_codes, q_scale, rough, groups.k_base_scale[scanned].ravel(), shift=shift)
+    peak = np.maximum(dense.max(axis=2), seen.max(axis=2))
+    distance = np.full((n, g, s), FAR, np.int32)
+    distance[:, scanned] = (peak[..., None] - seen).min(axis=0).reshape(n, -1, s)
+    estimate = np.full((heads, n, g, s), MASKED, np.int32)
+    estimate[:, :, scanned] = seen.reshape(heads, n, -1, s)
+    flat = distance.reshape(n, g * s)
+    candidate = flat <= KvoSettings.fixed_point(settings.estimate_margin)
+    kept = select_runs(
+        flat,
         groups.run_length.ravel(),
-        margin=KvoSettings.fixed_point(settings.estimate_margin),
+        run_margin=KvoSettings.fixed_point(settings.run_margin),
         keep_count=_fixed_share(settings.keep_fraction, g * settings.group_tokens),
     )
-    return candidate, kept, scanned
+    return candidate, kept, scanned, estimate.reshape(heads, n, g * s)
 
 
 def _value_sum(state: HeadState, weights: NDArray[np.int32]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
@@ -166,7 +173,8 @@ def _value_sum(state: HeadState, weights: NDArray[np.int32]) -> tuple[NDArray[np
         w_base = weights[..., dense_tokens : dense_tokens + g * s]
         w_rest = weights[..., dense_tokens + g * s :]
         r = groups.base_of.shape[1]
-        exact += scale_weights(w_base, groups.v_salient_scale.ravel()) @ groups.v_salient.reshape(g * s, dim).astype(float)
+        salient = groups.v_salient.reshape(g * s, dim).astype(np.float64)
+        exact += scale_weights(w_base, groups.v_salient_scale.ravel()) @ salient
         rest_scale = np.repeat(groups.v_group_scale, r)
         delta = scale_weights(w_rest, rest_scale) @ groups.v_level.reshape(g * r, dim).astype(float)
         rest_total = w_rest.sum(axis=2, dtype=np.int64)

@@ -25,7 +25,7 @@ __all__ = ["ModelCalibration", "calibrate", "calibration_for", "fixed_rows", "to
 
 #: integer bits of headroom over the largest magnitude seen while calibrating
 HEADROOM = 2.0
-FORMAT = 2
+FORMAT = 3
 
 
 def to_fixed(x: NDArray[np.floating], fraction_bits: int) -> NDArray[np.int16]:
@@ -36,11 +36,10 @@ def to_fixed(x: NDArray[np.floating], fraction_bits: int) -> NDArray[np.int16]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCalibration:
-    """Everything calibrated for a model: arrays ``[layers, kv_heads]``, shapes and means ``[layers, kv_heads, head_dim]``.
+    """Everything calibrated for a model: arrays ``[layers, kv_heads]``, shapes and means ``[layers, kv_heads,
+    head_dim]``.
 
-    ``*_fraction`` are the fraction bits of the INT16 rows (q with ``log2(e) / sqrt(head_dim)`` folded in). K rows are multiplied by
-    ``k_balance`` and q rows divided by it before they become INT16; the two channels of a rotary pair have the same factor, so
-    it commutes with the rotary embedding and costs nothing: it is folded into the projection weights.
+    ``*_fraction`` are the fraction bits of the INT16 rows (q with ``log2(e) / sqrt(head_dim)`` folded in).
     """
 
     q_fraction: NDArray[np.int64]
@@ -51,7 +50,6 @@ class ModelCalibration:
     v_mean: NDArray[np.int64]
     k_norm: NDArray[np.int64]
     v_norm: NDArray[np.int64]
-    k_balance: NDArray[np.float32]
     delta_bits: int
 
     def head(self, layer: int, kv_head: int) -> Calibration:
@@ -78,7 +76,7 @@ class ModelCalibration:
         try:
             with np.load(path) as data:
                 if "format" not in data or int(data["format"]) != FORMAT:
-                    raise UserError(f"'{path}' is no calibration of format {FORMAT}; run python -m golden.calibrate again")
+                    raise UserError(f"'{path}' is no calibration of format {FORMAT}: make it again")
                 names = ModelCalibration.__dataclass_fields__
                 arrays = {n: data[n] for n in names if n != "delta_bits"}
                 return ModelCalibration(**arrays, delta_bits=int(data["delta_bits"]))
@@ -89,9 +87,9 @@ class ModelCalibration:
 def fixed_rows(
     calibration: ModelCalibration, layer: int, kv_head: int, k: NDArray[np.floating], v: NDArray[np.floating]
 ) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
-    """Float K and V rows ``[..., head_dim]`` of one head as the hardware gets them: balanced, INT16."""
+    """Float K and V rows ``[..., head_dim]`` of one head as the hardware gets them: INT16."""
     c, i = calibration, (layer, kv_head)
-    k_rows = to_fixed(np.asarray(k, np.float32) * c.k_balance[i], int(c.k_fraction[i]))
+    k_rows = to_fixed(np.asarray(k, np.float32), int(c.k_fraction[i]))
     return k_rows, to_fixed(np.asarray(v, np.float32), int(c.v_fraction[i]))
 
 
@@ -123,63 +121,32 @@ def _shape_and_norm(difference: list[NDArray[np.int64]], bits: int) -> tuple[NDA
     return shape, int(np.clip(round(256 * len(step) / step.mean()), 1, (1 << 20) - 1))
 
 
-def _query_statistics(model: Model, tokens: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Root mean square and peak of q per channel, ``[layers, kv_heads, head_dim]``, score constant folded in.
-
-    From an exact run over ``tokens``; the first 64 are left out of the mean.
-    """
+def _query_peaks(model: Model, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Largest |q| of each (layer, kv_head) over an exact run on ``tokens``, score constant folded in."""
     c = model.config
     x = model.embed(tokens)
     positions = np.arange(len(tokens))
-    rms, peak = (np.empty((c.layers, c.kv_heads, c.head_dim)) for _ in range(2))
+    peak = np.empty((c.layers, c.kv_heads))
     for layer in range(c.layers):
         q, k, v = model.qkv(layer, x, positions)
-        heads = q.reshape(c.kv_heads, -1, len(tokens), c.head_dim) * (LOG2E / np.sqrt(c.head_dim))
-        rms[layer] = np.sqrt((heads[:, :, 64:].astype(np.float64) ** 2).mean(axis=(1, 2)))
-        peak[layer] = np.abs(heads).max(axis=(1, 2))
+        peak[layer] = np.abs(q).reshape(c.kv_heads, -1).max(axis=1) * (LOG2E / np.sqrt(c.head_dim))
         x = model.finish(layer, x, causal_attention(q, k, v))
-    return rms, peak
-
-
-def _pairs(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Root mean square over each rotary pair, for both of its channels."""
-    return np.repeat(np.sqrt((x.reshape(-1, 2) ** 2).mean(axis=1)), 2)
-
-
-def _balance(groups: NDArray[np.float64], salient: NDArray[np.int64], q_rms: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Factor per channel that makes the rotated delta's even error cheapest for the scores.
-
-    ``groups[g, N, head_dim]`` K rows, ``salient[g, S]``. The rotation spreads the quantization error evenly, so the score error is
-    ``sum (factor * residual)**2 * sum (q / factor)**2``: least at ``factor**2 = q / residual``. The residual is that to
-    the nearest base, which depends on the factor: one refinement from the spread around the group's mean.
-    """
-    residual = groups - groups.mean(axis=1, keepdims=True)
-    factor = np.ones(groups.shape[2])
-    for _ in range(3):
-        spread = np.maximum(_pairs(np.sqrt((residual**2).mean(axis=(0, 1)))), 1e-6)
-        factor = np.sqrt(np.maximum(_pairs(q_rms), 1e-6) / spread)
-        factor /= np.exp(np.log(factor).mean())
-        scaled = groups * factor
-        base = np.take_along_axis(scaled, salient[..., None], axis=1)
-        distance = (base**2).sum(axis=2)[:, None, :] - 2 * scaled @ base.transpose(0, 2, 1)
-        residual = (scaled - np.take_along_axis(base, distance.argmin(axis=2)[..., None], axis=1)) / factor
-    return factor
+    return peak
 
 
 def calibrate(model: Model, sample: Prefill, settings: KvoSettings, *, progress: bool = True) -> ModelCalibration:
     """Calibrate ``model`` on a prefill: the first group and the newest two are left out of the statistics."""
     c, s = model.config, settings
-    q_rms, q_peak = _query_statistics(model, np.asarray(sample.tokens[:1024]))
+    q_peak = _query_peaks(model, np.asarray(sample.tokens[:1024]))
     dim = (c.layers, c.kv_heads, c.head_dim)
     made = ModelCalibration(
-        **{name: np.zeros(dim[:2], np.int64) for name in ("q_fraction", "k_fraction", "v_fraction", "k_norm", "v_norm")},
-        **{name: np.zeros(dim, np.int64) for name in ("k_shape", "v_shape", "v_mean")},
-        k_balance=np.ones(dim, np.float32),
+        **{n: np.zeros(dim[:2], np.int64) for n in ("q_fraction", "k_fraction", "v_fraction", "k_norm", "v_norm")},
+        **{n: np.zeros(dim, np.int64) for n in ("k_shape", "v_shape", "v_mean")},
         delta_bits=s.delta_bits,
     )
     for layer in tqdm(range(c.layers), desc="calibrate", unit="layer", disable=not progress):
         for h in range(c.kv_heads):
-            _calibrate_head(made, (layer, h), sample, s, q_rms[layer, h], q_peak[layer, h])
+            _calibrate_head(made, (layer, h), sample, s, float(q_peak[layer, h]))
     return made
 
 
@@ -188,8 +155,7 @@ def _calibrate_head(
     i: tuple[int, int],
     sample: Prefill,
     s: KvoSettings,
-    q_rms: NDArray[np.float64],
-    q_peak: NDArray[np.float64],
+    q_peak: float,
 ) -> None:
     """Fill in the entries of one (layer, kv_head)."""
     n = s.group_tokens
@@ -201,12 +167,11 @@ def _calibrate_head(
     votes = [mass[a.start // 64 : (a.stop + n) // 64, a].sum(axis=0) for a in spans]
     fixed_votes = [np.floor(x * 65536).astype(np.uint32) for x in votes]
     salient = [pick_salient(x, False, salient_tokens=s.salient_tokens, sink_tokens=0) for x in fixed_votes]
-    made.k_balance[i] = _balance(np.stack([k[a] for a in spans]), np.stack(salient), q_rms)
-    made.q_fraction[i] = _fraction_bits(float((q_peak / made.k_balance[i]).max()))
-    made.k_fraction[i] = _fraction_bits(float(np.abs(k * made.k_balance[i]).max()))
+    made.q_fraction[i] = _fraction_bits(q_peak)
+    made.k_fraction[i] = _fraction_bits(float(np.abs(k).max()))
     made.v_fraction[i] = _fraction_bits(float(np.abs(v).max()))
     codes = quantize_token_rows(
-        to_fixed(k * made.k_balance[i], int(made.k_fraction[i])), to_fixed(v, int(made.v_fraction[i]))
+        to_fixed(k, int(made.k_fraction[i])), to_fixed(v, int(made.v_fraction[i]))
     )
     k_rows, v_rows = reconstruct_rows(*codes[:2]), reconstruct_rows(*codes[2:])
     made.v_mean[i] = np.floor(v_rows[n:].mean(axis=0) + 0.5)
@@ -225,7 +190,8 @@ def _calibrate_head(
 def calibration_for(
     model: Model, settings: KvoSettings, *, context: int = 4096, text: str | None = None, progress: bool = True
 ) -> ModelCalibration:
-    """The calibration of a model on ``text`` (default: the calibration text), made once and kept in the user's cache."""
+    """The calibration of a model on ``text`` (default: the calibration text), made once and kept in the user's
+    cache."""
     sample = prefill(model, text or texts.CALIBRATION, context, progress=progress)
     digest = hashlib.sha256(sample.tokens.tobytes())
     digest.update(np.asarray(sample.k[-1, -1, -64:]).tobytes())

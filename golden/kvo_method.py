@@ -41,7 +41,8 @@ class KvoMethod:
         v: NDArray[np.float32],
         block_mass: NDArray[np.floating],
     ) -> "KvoLayer":
-        """The cache of one layer after a prompt: ``k, v[kv_heads, P, head_dim]``, ``block_mass[kv_heads, P / 64, P]``."""
+        """The cache of one layer after a prompt: ``k, v[kv_heads, P, head_dim]``, ``block_mass[kv_heads, P / 64,
+        P]``."""
         return KvoLayer(self, geometry, layer, k, v, block_mass)
 
 
@@ -89,7 +90,7 @@ class KvoLayer:
             waiting = min(self.settings.group_tokens, state.tokens - n - state.compressed_tokens)
             q_fraction = int(c.q_fraction[i])
             shift = score_shift(q_fraction, int(c.k_fraction[i]), dim)
-            rows, fetch = attend(state, to_fixed(q_heads[h] / c.k_balance[i], q_fraction), shift=shift)
+            rows, fetch = attend(state, to_fixed(q_heads[h], q_fraction), shift=shift)
             out[h] = rows * np.float32(2.0 ** -int(c.v_fraction[i]))
             add_fetch(account, fetch, self.layout)
             add_int8_tokens(account, waiting, dense - n - waiting, n, dim)

@@ -1,7 +1,7 @@
 """Settings of the DSQ+HCAP method: everything that the hardware takes as a register or a parameter."""
 
 import tomllib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from golden.errors import UserError
@@ -25,7 +25,8 @@ class KvoSettings:
     prune: False fetches everything (DSQ alone).
     history_drop: share of the compressed groups, those with the least history, that are not scanned.
     keep_fraction: the most tokens, as a share of all compressed tokens, whose K delta a query may fetch.
-    estimate_margin: nats below the running maximum down to which an estimate makes a base a candidate.
+    run_margin: nats below the running maximum down to which an estimate lets the base's run be fetched.
+    estimate_margin: nats below the running maximum down to which an estimate has the base's lower nibbles fetched.
     value_margin: nats below the running maximum down to which a score has its V row fetched.
     """
 
@@ -37,17 +38,27 @@ class KvoSettings:
     prune: bool = True
     history_drop: float = 0.35
     keep_fraction: float = 0.40
+    run_margin: float = 64.0
     estimate_margin: float = 8.5
     value_margin: float = 7.0
 
     def __post_init__(self) -> None:
         checks = [
             (16 <= self.group_tokens <= 128, "group_tokens must be 16 to 128", self.group_tokens),
-            (1 <= self.salient_tokens <= self.group_tokens, "salient_tokens must be 1 to group_tokens", self.salient_tokens),
-            (0 <= self.sink_tokens <= self.group_tokens, "sink_tokens must be 0 to group_tokens", self.sink_tokens),
+            (
+                1 <= self.salient_tokens <= self.group_tokens,
+                f"salient_tokens must be 1 to group_tokens={self.group_tokens}",
+                self.salient_tokens,
+            ),
+            (
+                0 <= self.sink_tokens <= self.group_tokens,
+                f"sink_tokens must be 0 to group_tokens={self.group_tokens}",
+                self.sink_tokens,
+            ),
             (self.delta_bits in (2, 4), "delta_bits must be 2 or 4", self.delta_bits),
             (0 <= self.history_drop < 1, "history_drop must be at least 0 and below 1", self.history_drop),
             (0 <= self.keep_fraction <= 1, "keep_fraction must be 0 to 1", self.keep_fraction),
+            (0 <= self.run_margin <= 64, "run_margin must be 0 to 64 nats", self.run_margin),
             (0 <= self.estimate_margin <= 64, "estimate_margin must be 0 to 64 nats", self.estimate_margin),
             (0 <= self.value_margin <= 64, "value_margin must be 0 to 64 nats", self.value_margin),
         ]
@@ -64,16 +75,15 @@ class KvoSettings:
             raise UserError(f"cannot read settings '{path}': {e.strerror}") from e
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
             raise UserError(f"settings '{path}' are not valid TOML: {e}") from e
-        types = {f.name: f.type for f in fields(KvoSettings)}
+        types = {name: type(getattr(KvoSettings(), name)) for name in asdict(KvoSettings())}
         for name, value in table.items():
             if name not in types:
                 raise UserError(f"settings '{path}' have the unknown key '{name}'; known: {', '.join(types)}")
             wanted = types[name]
-            if wanted == "float" and type(value) is int:
+            if wanted is float and type(value) is int:
                 table[name] = float(value)
-            elif type(value).__name__ != (wanted if isinstance(wanted, str) else wanted.__name__):
-                if not (wanted is float and type(value) is int):
-                    raise UserError(f"settings '{path}': {name} must be of type {getattr(wanted, '__name__', wanted)}, not {value!r}")
+            elif type(value) is not wanted:
+                raise UserError(f"settings '{path}': {name} must be of type {wanted.__name__}, not {value!r}")
         try:
             return KvoSettings(**table)
         except ValueError as e:

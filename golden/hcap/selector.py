@@ -1,4 +1,4 @@
-"""From estimates to candidates: relative to the running maximum, threshold by histogram."""
+"""From estimates to kept runs: relative to the running maximum, threshold by histogram."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,22 +11,19 @@ BINS = 128
 
 
 def select_runs(
-    distance: NDArray[np.int32], run_length: NDArray[np.int64], *, margin: int, keep_count: int
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which bases are candidates and which runs are kept, for each query.
+    distance: NDArray[np.int32], run_length: NDArray[np.int64], *, run_margin: int, keep_count: int
+) -> NDArray[np.bool_]:
+    """Which bases have their run kept, for each query.
 
     ``distance[..., bases]`` is how far each base's estimate lies below the running maximum (base-2 units, 8 fraction
     bits, the least over the query heads; bases that are not scanned have a distance beyond every margin),
-    ``run_length[bases]`` the tokens that each base stands for. Candidates lie within ``margin``; their exact score is
-    computed. Of the candidates, runs are kept from the nearest bin on while the bins so far, candidates or not, hold
-    no more than ``keep_count`` tokens; a distance of ``BINS`` bins or more is never kept.
+    ``run_length[bases]`` the tokens that each base stands for. Runs within ``run_margin`` are kept from the nearest
+    histogram bin on, whole bins, while no more than ``keep_count`` tokens are kept.
     """
-    candidate = distance <= margin
     bins = np.minimum(np.maximum(distance, 0) >> BIN_SHIFT, BINS)
     rows = np.arange(distance[..., 0].size)[:, None]
     flat = (rows * (BINS + 1) + bins.reshape(len(rows), -1)).ravel()
     weights = np.broadcast_to(run_length, distance.shape).ravel()
     histogram = np.bincount(flat, weights, minlength=len(rows) * (BINS + 1)).reshape(len(rows), BINS + 1)
     bins_kept = (np.cumsum(histogram[:, :BINS], axis=1) <= keep_count).sum(axis=1).reshape(distance.shape[:-1])
-    kept = candidate & (bins < bins_kept[..., None])
-    return candidate, kept
+    return (distance <= run_margin) & (bins < bins_kept[..., None])
