@@ -82,7 +82,6 @@ class SalientPicker(wiring.Component):
         rank, best = Signal(rank_bits), Signal(rank_bits)
         limit = Signal(rank_bits + 1)
         below = rank < limit
-        m.d.comb += [r.addr.eq(token), r.en.eq(advance)]
         with m.If(advance):
             m.d.sync += [
                 Cat(read_valid, rank_valid).eq(Cat(issue, read_valid)),
@@ -97,6 +96,8 @@ class SalientPicker(wiring.Component):
             m.d.sync += [best.eq(0), limit.eq(best)]
 
         m.d.comb += [
+            r.addr.eq(token),
+            r.en.eq(advance),
             w.addr.eq(token),
             w.data.eq(Cat(self.i_mass.payload, setting.first_group & (token < setting.sink_tokens))),
         ]
@@ -118,10 +119,10 @@ class SalientPicker(wiring.Component):
                 m.d.sync += [left.eq(setting.salient_tokens), best.eq(0), limit.eq(0), limit[-1].eq(~everything)]
                 with m.If(self.i_mass.valid):
                     m.d.sync += token.eq(token + 1)
-                    with m.If(last_token):
+                    with m.If(last_token & ~everything):
+                        m.next = "SCAN"
+                    with m.Elif(last_token):
                         m.next = "GIVE"
-                        with m.If(~everything):
-                            m.next = "SCAN"
             with m.State("SCAN"):
                 m.d.comb += issue.eq(1)
                 with m.If(advance):
