@@ -1,8 +1,14 @@
-"""Configuration of the generated hardware: block configs and named presets."""
+"""Configuration of the generated hardware: block configs, the accelerator's, named presets, TOML files."""
 
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
 
-__all__ = ["DsqConfig"]
+from golden.errors import UserError
+
+__all__ = ["PRESETS", "AcceleratorConfig", "DsqConfig", "load_config", "preset"]
 
 
 def _require(condition: bool, requirement: str, value: object) -> None:
@@ -35,27 +41,110 @@ class DsqConfig:
         def power_of_two(n: int) -> bool:
             return n > 0 and n & (n - 1) == 0
 
-        _require(power_of_two(self.lanes) and 4 <= self.lanes <= 64, "lanes must be a power of two from 4 to 64", self.lanes)
+        lanes, tokens, bits = self.lanes, self.group_tokens, self.bus_bits
+        _require(power_of_two(lanes) and 4 <= lanes <= 64, "lanes must be a power of two from 4 to 64", lanes)
         _require(16 <= self.head_dim <= 128, "head_dim must be from 16 to 128", self.head_dim)
-        _require(self.head_dim % self.lanes == 0, f"head_dim must be a multiple of lanes={self.lanes}", self.head_dim)
+        _require(self.head_dim % lanes == 0, f"head_dim must be a multiple of lanes={lanes}", self.head_dim)
         _require(
-            power_of_two(self.group_tokens) and 16 <= self.group_tokens <= 128,
-            "group_tokens must be a power of two from 16 to 128",
-            self.group_tokens,
+            power_of_two(tokens) and 16 <= tokens <= 128, "group_tokens must be a power of two from 16 to 128", tokens
         )
         _require(
-            1 <= self.max_salient < self.group_tokens,
-            f"max_salient must be from 1 to group_tokens-1={self.group_tokens - 1}",
+            1 <= self.max_salient < tokens,
+            f"max_salient must be from 1 to group_tokens-1={tokens - 1}",
             self.max_salient,
         )
         _require(self.delta_bits in (2, 4), "delta_bits must be 2 or 4", self.delta_bits)
-        _require(
-            power_of_two(self.bus_bits) and 32 <= self.bus_bits <= 512,
-            "bus_bits must be a power of two from 32 to 512",
-            self.bus_bits,
-        )
+        _require(power_of_two(bits) and 32 <= bits <= 512, "bus_bits must be a power of two from 32 to 512", bits)
 
     @property
     def row_beats(self) -> int:
         """Transfers of ``lanes`` channels that make up one row."""
         return self.head_dim // self.lanes
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceleratorConfig:
+    """Everything that is fixed when the hardware is generated; one member for each kind of block."""
+
+    dsq: DsqConfig = field(default_factory=DsqConfig)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """The config as nested dictionaries, as `load_config` would read them from TOML."""
+        return asdict(self)
+
+
+#: names and purposes of the presets
+PRESETS: dict[str, tuple[str, AcceleratorConfig]] = {
+    "tiny": (
+        "small enough for quick simulations",
+        AcceleratorConfig(dsq=DsqConfig(head_dim=16, group_tokens=16, max_salient=4, lanes=4, bus_bits=32)),
+    ),
+    "smollm2": (
+        "SmolLM2-135M, the embedded default model: head_dim 64, 128-bit bus, 4-bit K deltas",
+        AcceleratorConfig(dsq=DsqConfig(delta_bits=4)),
+    ),
+    "ulx3s": (
+        "SmolLM2-135M on an ECP5-85F with a 16-bit SDRAM: 32-bit bus, few lanes",
+        AcceleratorConfig(dsq=DsqConfig(delta_bits=4, lanes=4, bus_bits=32)),
+    ),
+    "llama2-7b": (
+        "Llama-2-7B: head_dim 128, 512-bit bus",
+        AcceleratorConfig(dsq=DsqConfig(head_dim=128, delta_bits=4, lanes=32, bus_bits=512)),
+    ),
+    "dac25": (
+        "the accelerator of the DAC 2025 paper: head_dim 128, 2-bit K deltas, 13 of 64 tokens salient",
+        AcceleratorConfig(dsq=DsqConfig(head_dim=128, max_salient=13, lanes=32, bus_bits=256)),
+    ),
+}
+
+
+def preset(name: str) -> AcceleratorConfig:
+    """The preset called ``name``; raises `UserError` when there is none."""
+    if name not in PRESETS:
+        raise UserError(f"preset must be one of {', '.join(PRESETS)}, not '{name}'")
+    return PRESETS[name][1]
+
+
+def load_config(path: str | Path) -> AcceleratorConfig:
+    """Read a TOML file: tables named like the members of `AcceleratorConfig`, keys named like theirs.
+
+    What is not given comes from the preset that a top-level key ``preset`` names, else from the defaults. Raises
+    `UserError`, one sentence, when the file cannot be read or says something impossible.
+    """
+    try:
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read config '{path}': {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"config '{path}' is not valid TOML: {error}") from None
+    try:
+        return _from_tables(document)
+    except (UserError, ValueError) as error:
+        raise UserError(f"config '{path}': {error}") from None
+
+
+def _from_tables(document: Mapping[str, Any]) -> AcceleratorConfig:
+    tables = dict(document)
+    base = AcceleratorConfig()
+    if "preset" in tables:
+        name = tables.pop("preset")
+        if not isinstance(name, str):
+            raise UserError(f"preset must be a string, not {name!r}")
+        base = preset(name)
+    blocks = {block.name: getattr(base, block.name) for block in fields(base)}
+    for name, table in tables.items():
+        if name not in blocks:
+            raise UserError(f"unknown key '{name}', the keys are preset, {', '.join(blocks)}")
+        if not isinstance(table, dict):
+            raise UserError(f"{name} must be a table, not {table!r}")
+        members = {member.name: member.type for member in fields(blocks[name])}
+        for key, value in table.items():
+            if key not in members:
+                raise UserError(f"unknown key '{name}.{key}', the keys of {name} are {', '.join(members)}")
+            if type(value) is not members[key]:
+                raise UserError(f"{name}.{key} must be of type {members[key].__name__}, not {value!r}")
+        try:
+            blocks[name] = type(blocks[name])(**{**asdict(blocks[name]), **table})
+        except ValueError as error:
+            raise UserError(f"{name}: {error}") from None
+    return AcceleratorConfig(**blocks)

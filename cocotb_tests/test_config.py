@@ -1,0 +1,130 @@
+"""Configs of the hardware: geometries that are refused, presets, TOML files."""
+
+import re
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from golden.errors import UserError
+from golden.settings import default_settings
+from rtl.config import PRESETS, AcceleratorConfig, DsqConfig, load_config, preset
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"lanes": 5}, "lanes must be a power of two from 4 to 64, not 5"),
+        ({"lanes": 2}, "lanes must be a power of two from 4 to 64, not 2"),
+        ({"lanes": 128}, "lanes must be a power of two from 4 to 64, not 128"),
+        ({"head_dim": 12, "lanes": 4}, "head_dim must be from 16 to 128, not 12"),
+        ({"head_dim": 144}, "head_dim must be from 16 to 128, not 144"),
+        ({"head_dim": 72}, "head_dim must be a multiple of lanes=16, not 72"),
+        ({"group_tokens": 48}, "group_tokens must be a power of two from 16 to 128, not 48"),
+        ({"group_tokens": 8}, "group_tokens must be a power of two from 16 to 128, not 8"),
+        ({"group_tokens": 256}, "group_tokens must be a power of two from 16 to 128, not 256"),
+        ({"max_salient": 0}, "max_salient must be from 1 to group_tokens-1=63, not 0"),
+        ({"max_salient": 64}, "max_salient must be from 1 to group_tokens-1=63, not 64"),
+        ({"delta_bits": 3}, "delta_bits must be 2 or 4, not 3"),
+        ({"bus_bits": 16}, "bus_bits must be a power of two from 32 to 512, not 16"),
+        ({"bus_bits": 96}, "bus_bits must be a power of two from 32 to 512, not 96"),
+        ({"bus_bits": 1024}, "bus_bits must be a power of two from 32 to 512, not 1024"),
+    ],
+    ids=str,
+)
+def test_rejects_impossible_geometry(values, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        DsqConfig(**values)
+
+
+def test_accepts_ends_of_the_ranges():
+    DsqConfig(head_dim=16, group_tokens=16, max_salient=1, lanes=4, bus_bits=32)
+    DsqConfig(head_dim=128, group_tokens=128, max_salient=127, lanes=64, bus_bits=512, delta_bits=4)
+
+
+def test_configs_are_frozen_and_keyword_only():
+    with pytest.raises(FrozenInstanceError):
+        DsqConfig().lanes = 8
+    with pytest.raises(TypeError):
+        DsqConfig(64)
+
+
+def test_presets_have_their_geometry():
+    assert list(PRESETS) == ["tiny", "smollm2", "ulx3s", "llama2-7b", "dac25"]
+    geometry = {name: preset(name).dsq for name in PRESETS}
+    assert (geometry["tiny"].head_dim, geometry["tiny"].group_tokens) == (16, 16)
+    assert (geometry["smollm2"].head_dim, geometry["smollm2"].bus_bits) == (64, 128)
+    assert (geometry["ulx3s"].head_dim, geometry["ulx3s"].bus_bits) == (64, 32)
+    assert (geometry["llama2-7b"].head_dim, geometry["llama2-7b"].bus_bits) == (128, 512)
+    assert geometry["dac25"].head_dim == 128
+
+
+def test_default_settings_fit_the_presets_of_the_default_model():
+    settings = default_settings()
+    for name in ("smollm2", "ulx3s"):
+        dsq = preset(name).dsq
+        assert dsq.delta_bits == settings.delta_bits
+        assert dsq.group_tokens == settings.group_tokens
+        assert settings.salient_tokens <= dsq.max_salient
+    assert preset("smollm2").dsq.bus_bits == settings.bus_bits
+
+
+def test_rejects_unknown_preset():
+    with pytest.raises(UserError, match=r"^preset must be one of tiny, smollm2, ulx3s, llama2-7b, dac25, not 'huge'$"):
+        preset("huge")
+
+
+def written(tmp_path, text):
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    return path
+
+
+def test_file_changes_what_it_names(tmp_path):
+    config = load_config(written(tmp_path, "[dsq]\nhead_dim = 32\nlanes = 8\n"))
+    assert config == AcceleratorConfig(dsq=DsqConfig(head_dim=32, lanes=8))
+    assert load_config(written(tmp_path, "")) == AcceleratorConfig()
+
+
+def test_file_may_start_from_a_preset(tmp_path):
+    config = load_config(written(tmp_path, 'preset = "tiny"\n[dsq]\nbus_bits = 64\n'))
+    assert config.dsq == DsqConfig(head_dim=16, group_tokens=16, max_salient=4, lanes=4, bus_bits=64)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_read_back_from_toml(tmp_path, name):
+    tables = preset(name).to_dict()
+    lines = [f"[{block}]\n" + "".join(f"{k} = {v}\n" for k, v in table.items()) for block, table in tables.items()]
+    assert load_config(written(tmp_path, "\n".join(lines))) == preset(name)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[dsq]\nwidth = 3\n", "unknown key 'dsq.width', the keys of dsq are head_dim, group_tokens, max_salient, "),
+        ("[mha]\n", "unknown key 'mha', the keys are preset, dsq"),
+        ("dsq = 3\n", "dsq must be a table, not 3"),
+        ("[dsq]\nlanes = 'x'\n", "dsq.lanes must be of type int, not 'x'"),
+        ("[dsq]\nlanes = 4.0\n", "dsq.lanes must be of type int, not 4.0"),
+        ("[dsq]\nlanes = true\n", "dsq.lanes must be of type int, not True"),
+        ("[dsq]\nlanes = 5\n", "dsq: lanes must be a power of two from 4 to 64, not 5"),
+        ("[dsq]\nhead_dim = 72\n", "dsq: head_dim must be a multiple of lanes=16, not 72"),
+        ("preset = 3\n", "preset must be a string, not 3"),
+        ("preset = 'x'\n", "preset must be one of tiny, smollm2, ulx3s, llama2-7b, dac25, not 'x'"),
+    ],
+    ids=str,
+)
+def test_file_faults_are_named(tmp_path, text, message):
+    path = written(tmp_path, text)
+    with pytest.raises(UserError, match=f"^{re.escape(f'config {str(path)!r}: {message}')}"):
+        load_config(path)
+
+
+def test_unreadable_files_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"^cannot read config '.*none.toml': No such file or directory$"):
+        load_config(tmp_path / "none.toml")
+    with pytest.raises(UserError, match=r"^config '.*' is not valid TOML: Expected '=' after a key"):
+        load_config(written(tmp_path, "dsq dsq"))
+    path = tmp_path / "binary.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"^config '.*' is not valid TOML: "):
+        load_config(path)
