@@ -6,13 +6,15 @@ starting on a bus word:
 ====== ======================================================== ====================================================
 scan   header, then the upper nibbles of the K base rows        read for every group that is scanned
 lower  lower nibbles of the K base rows                         read by row, for bases near the maximum
-delta  K delta rows, sorted by base: a base's run is adjacent   read by run
+delta  upper two bits of the K delta rows, sorted by base:      read by run
+       a base's run is adjacent
+fine   the other bits of the K delta rows (delta_bits above 2)  read by row, with the row's V
 value  V salient rows                                           read by row
 rest   V delta rows, in the order of the K delta rows           read by row
 ====== ======================================================== ====================================================
 
-The header's bytes: salient count, delta_bits, K group scale, V group scale; then per base its run length, per base its K
-scale, per base its V scale.
+The header's bytes: salient count, delta_bits, K group scale, V group scale; then per base its run length, per base its
+K scale, per base its V scale.
 Rows hold one code a channel, channel 0 in the lowest bits. A row that is narrower than a bus word takes the next
 power-of-two part of it, a wider one whole bus words; unused bits are zero.
 """
@@ -23,11 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from golden.dsq.compressor import VALUE_BITS, CompressedGroup
+from golden.dsq.scale import MAX_EXPONENT, split_scale
 
-__all__ = ["HEADER_BYTES", "RecordError", "RecordLayout", "Section", "pack", "unpack"]
+__all__ = ["COARSE_BITS",
+    "HEADER_BYTES", "RecordError", "RecordLayout", "Section", "pack", "unpack"]
 
 #: header bytes before the per-base ones
 HEADER_BYTES = 4
+#: bits of a K delta code that the first of its two planes holds
+COARSE_BITS = 2
 
 
 class RecordError(ValueError):
@@ -61,7 +67,8 @@ class RecordLayout:
 
     def __post_init__(self) -> None:
         if not 1 <= self.salient_tokens <= self.group_tokens:
-            raise ValueError(f"salient_tokens must be 1 to group_tokens={self.group_tokens}, not {self.salient_tokens!r}")
+            limit = f"group_tokens={self.group_tokens}"
+            raise ValueError(f"salient_tokens must be 1 to {limit}, not {self.salient_tokens!r}")
         if self.delta_bits not in (2, 4):
             raise ValueError(f"delta_bits must be 2 or 4, not {self.delta_bits!r}")
         if self.bus_bits < 32 or self.bus_bits & (self.bus_bits - 1):
@@ -98,13 +105,19 @@ class RecordLayout:
 
     @property
     def k_delta(self) -> Section:
-        """K delta rows."""
-        return self._section(self.lower.end, self.group_tokens - self.salient_tokens, self.delta_bits)
+        """Upper two bits of the K delta codes."""
+        return self._section(self.lower.end, self.group_tokens - self.salient_tokens, COARSE_BITS)
+
+    @property
+    def k_fine(self) -> Section:
+        """The other bits of the K delta codes; no rows when ``delta_bits`` is 2."""
+        rows = self.group_tokens - self.salient_tokens if self.delta_bits > COARSE_BITS else 0
+        return self._section(self.k_delta.end, rows, self.delta_bits - COARSE_BITS)
 
     @property
     def v_salient(self) -> Section:
         """V salient rows."""
-        return self._section(self.k_delta.end, self.salient_tokens, 8)
+        return self._section(self.k_fine.end, self.salient_tokens, 8)
 
     @property
     def v_delta(self) -> Section:
@@ -148,7 +161,10 @@ def pack(group: CompressedGroup, layout: RecordLayout) -> NDArray[np.uint8]:
     base = group.k_base.astype(np.int64)
     _put(record, layout.upper, base >> 4)
     _put(record, layout.lower, base)
-    _put(record, layout.k_delta, group.k_delta)
+    fine_bits = layout.delta_bits - COARSE_BITS
+    _put(record, layout.k_delta, group.k_delta >> fine_bits)
+    if fine_bits:
+        _put(record, layout.k_fine, group.k_delta)
     _put(record, layout.v_salient, group.v_salient)
     _put(record, layout.v_delta, group.v_delta)
     return record
@@ -159,10 +175,13 @@ def unpack(
 ) -> CompressedGroup:
     """The fields of a record; ``order`` comes back empty, as it is not stored.
 
-    Raises :class:`RecordError` when the salient count is impossible, the delta width differs from ``delta_bits``, the run
-    lengths and the salient count do not add up to ``group_tokens``, or the record is too short.
+    Raises :class:`RecordError` when the salient count is impossible, the delta width differs from ``delta_bits``, the
+    record is too short or too long, the run lengths and the salient count do not add up to ``group_tokens``, or the
+    scale of a row has an exponent above ``MAX_EXPONENT``.
     """
-    s = int(record[0]) if len(record) else 0
+    if len(record) < HEADER_BYTES:
+        raise RecordError(f"record must have at least {HEADER_BYTES} bytes, not {len(record)}")
+    s = int(record[0])
     if not 1 <= s <= group_tokens:
         raise RecordError(f"salient count must be 1 to {group_tokens}, not {s}")
     if int(record[1]) != delta_bits:
@@ -170,12 +189,18 @@ def unpack(
     layout = RecordLayout(
         head_dim=head_dim, group_tokens=group_tokens, salient_tokens=s, delta_bits=delta_bits, bus_bits=bus_bits
     )
-    if len(record) < layout.record_bytes:
+    if len(record) != layout.record_bytes:
         raise RecordError(f"record must have {layout.record_bytes} bytes, not {len(record)}")
     run_length, k_scale, v_scale = record[HEADER_BYTES : layout.header_bytes].reshape(3, s)
     if int(run_length.sum()) + s != group_tokens:
         raise RecordError(f"run lengths must sum to {group_tokens - s}, not {int(run_length.sum())}")
+    exponent = int(split_scale(np.concatenate([k_scale, v_scale]))[1].max())
+    if exponent > MAX_EXPONENT:
+        raise RecordError(f"row scales must have exponents of at most {MAX_EXPONENT}, not {exponent}")
     base = _get(record, layout.upper, head_dim) << 4 | _get(record, layout.lower, head_dim)
+    k_delta = _get(record, layout.k_delta, head_dim)
+    if delta_bits > COARSE_BITS:
+        k_delta = k_delta << (delta_bits - COARSE_BITS) | _get(record, layout.k_fine, head_dim)
     return CompressedGroup(
         k_base=base.view(np.int8),
         k_base_scale=k_scale,
@@ -184,7 +209,7 @@ def unpack(
         run_length=run_length.astype(np.int64),
         k_group_scale=int(record[2]),
         v_group_scale=int(record[3]),
-        k_delta=_get(record, layout.k_delta, head_dim),
+        k_delta=k_delta,
         v_delta=_get(record, layout.v_delta, head_dim),
         order=np.zeros(0, np.int64),
     )
