@@ -33,8 +33,12 @@ EXP2 = exp2_table()
 
 
 def integer_maximum(score: NDArray[np.int32], axis: int = -1) -> NDArray[np.int32]:
-    """The largest score rounded up to a whole base-2 unit, ``floor(max) + 1`` (so every weight stays below one)."""
-    return (score.max(axis=axis) >> SCORE_FRACTION_BITS) + 1
+    """The largest score rounded up to a whole base-2 unit, ``floor(max) + 1`` (so every weight stays below one).
+
+    A row of masked scores alone has the maximum 0, so that all its weights are 0.
+    """
+    top = score.max(axis=axis)
+    return np.where(top == MASKED, 0, (top >> SCORE_FRACTION_BITS) + 1)
 
 
 def softmax(score: NDArray[np.int32], maximum: NDArray[np.int32]) -> NDArray[np.int32]:
