@@ -48,6 +48,15 @@ def _everything(groups: Groups, queries: int) -> Fetch:
     return Fetch(scanned=np.ones(g, bool), lower=bases, k_delta=rest, v_salient=bases, v_delta=rest)
 
 
+def coarse_levels(levels: NDArray[np.int8], delta_bits: int) -> NDArray[np.int8]:
+    """Odd delta levels as their upper two code bits show them: sign and upper magnitude bit, the middle of what follows."""
+    if delta_bits == 2:
+        return levels
+    span = 1 << (delta_bits - 1)
+    magnitude = (np.abs(levels) // span) * span + span // 2
+    return (np.sign(levels) * magnitude).astype(np.int8)
+
+
 def _fixed_share(share: float, total: int) -> int:
     """A share as the hardware holds it, in 256ths."""
     return (round(share * 256) * total) >> 8
@@ -92,13 +101,20 @@ def attend(
         if settings.prune:
             candidate, kept, scanned, estimate = _select(state, settings, query.codes, query.scale, dense, shift)
             base = np.where(candidate, exact, MASKED)
-            known = np.where(candidate, exact, estimate)
-            rest = np.where(kept[:, owner], known[..., owner] + delta, MASKED)
-            top = np.maximum(dense.max(axis=2), np.maximum(base.max(axis=2), rest.max(axis=2, initial=MASKED)))
+            known = np.where(candidate, exact, estimate)[..., owner]
+            rough = scores(
+                query.shaped_codes,
+                query.shaped_scale,
+                coarse_levels(groups.k_level, settings.delta_bits).reshape(g * r, dim),
+                np.repeat(groups.k_group_scale, r),
+                shift=shift + 1,
+            )
+            rough = np.where(kept[:, owner], known + rough, MASKED)
+            top = np.maximum(dense.max(axis=2), np.maximum(base.max(axis=2), rough.max(axis=2, initial=MASKED)))
             margin = KvoSettings.fixed_point(settings.value_margin)
             v_base = ((top[..., None] - base) <= margin).any(axis=0)
-            v_rest = ((top[..., None] - rest) <= margin).any(axis=0)
-            base, rest = np.where(v_base, base, MASKED), np.where(v_rest, rest, MASKED)
+            v_rest = ((top[..., None] - rough) <= margin).any(axis=0)
+            base, rest = np.where(v_base, base, MASKED), np.where(v_rest, known + delta, MASKED)
             fetch = Fetch(
                 scanned=scanned,
                 lower=candidate.reshape(n, g, s),
@@ -106,7 +122,7 @@ def attend(
                 v_salient=v_base.reshape(n, g, s),
                 v_delta=v_rest.reshape(n, g, r),
             )
-            maximum = integer_maximum(top[..., None])
+            maximum = integer_maximum(np.concatenate([dense, base, rest], axis=2))
         else:
             rest = exact[..., owner] + delta
             fetch = _everything(groups, n)

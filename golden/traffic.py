@@ -63,10 +63,10 @@ def add_fetch(account: Account, fetch: Fetch, layout: RecordLayout) -> None:
     account.fetch(bits=scan_bits, pieces=int(fetch.scanned.sum()) * queries, metadata=scan_bits - 4 * s * dim)
     phases = [
         [(layout.lower, fetch.lower), (layout.k_delta, fetch.k_delta)],
-        [(layout.v_salient, fetch.v_salient), (layout.v_delta, fetch.v_delta)],
+        [(layout.k_fine, fetch.v_delta), (layout.v_salient, fetch.v_salient), (layout.v_delta, fetch.v_delta)],
     ]
     for parts in phases:
-        bits = sum(int(mask.sum()) * dim * section.code_bits for section, mask in parts)
+        bits = sum(int(mask.sum()) * dim * section.code_bits for section, mask in parts if section.rows)
         account.fetch_bursts(bits, 0, {burst: _touched(layout, parts, burst) for burst in account.bursts})
 
 

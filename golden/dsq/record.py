@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from golden.dsq.compressor import VALUE_BITS, CompressedGroup
 from golden.dsq.scale import MAX_EXPONENT, split_scale
 
-__all__ = ["COARSE_BITS",
-    "HEADER_BYTES", "RecordError", "RecordLayout", "Section", "pack", "unpack"]
+__all__ = ["COARSE_BITS", "HEADER_BYTES", "RecordError", "RecordLayout", "Section", "pack", "unpack"]
 
 #: header bytes before the per-base ones
 HEADER_BYTES = 4
