@@ -49,7 +49,7 @@ def _everything(groups: Groups, queries: int) -> Fetch:
 
 
 def coarse_levels(levels: NDArray[np.int8], delta_bits: int) -> NDArray[np.int8]:
-    """Odd delta levels as their upper two code bits show them: sign and upper magnitude bit, the middle of what follows."""
+    """Odd delta levels as their upper two code bits show them: sign and upper magnitude bit, the middle of the rest."""
     if delta_bits == 2:
         return levels
     span = 1 << (delta_bits - 1)
