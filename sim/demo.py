@@ -1,0 +1,276 @@
+"""Demonstration: a real model's KV cache through the integer algorithm and through the hardware, figures and plots."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from golden.account import DEFAULT_BURSTS
+from golden.calibrate import ModelCalibration
+from golden.dsq.record import RecordLayout
+from golden.errors import UserError, main_guard
+from golden.evaluate import CALIBRATION_CONTEXT, Row, calibration_for, candidates, to_row
+from golden.model import Model, Prefill, load_model, prefill, texts
+from golden.plots import check_plot, plot_pareto
+from golden.scoring import Reference, check_scored, score, steps
+from golden.settings import KvoSettings, default_settings
+from sim.demo_groups import check_count, choose, golden_record, golden_rows, row_difference, word_difference
+from sim.demo_plots import plot_group, plot_traffic
+from sim.demo_rtl import HardwareError, Rebuilt, Records, compress, hardware_config, preset_name, rebuild
+from sim.simulators import ROOT
+
+__all__ = ["main"]
+
+METHODS = ("int4", "kivi2", "kvo")
+OUTPUT = ROOT / "build" / "demo"
+WIDTH = 100
+
+
+class DifferenceError(Exception):
+    """Hardware and golden disagree; the message says where."""
+
+
+def show(label: str, text: str) -> None:
+    """Print one line of a section."""
+    print(f"   {label:<13}{text}", flush=True)
+
+
+@contextmanager
+def section(title: str, seconds: dict[str, float], key: str):
+    """Print a section's heading, and keep the seconds that it takes under `key`."""
+    began = time.perf_counter()
+    print(f"\n{title}", flush=True)
+    yield
+    seconds[key] = round(time.perf_counter() - began, 1)
+
+
+def bar(total: int, label: str, unit: str) -> tqdm:
+    """A progress bar that goes when it is full; nothing at all outside a terminal."""
+    return tqdm(total=total, desc=f"   {label}", unit=unit, leave=False, disable=not sys.stderr.isatty())
+
+
+def fetch(model: Model, text: str, context: int, settings: KvoSettings) -> tuple[Prefill, ModelCalibration]:
+    """The prefill of the text and the model's calibration, computed or from the cache folder."""
+    c, progress = model.config, sys.stderr.isatty()
+    token_bytes = c.layers * c.kv_heads * c.head_dim * 2 * 2
+    heads = f"{c.q_heads} query heads over {c.kv_heads} KV heads of {c.head_dim} channels"
+    show("model", f"{model.path.stem}: {c.layers} layers, {heads}")
+    began = time.perf_counter()
+    sample = prefill(model, text, context, progress=progress)
+    show("text", f"{Path(text).name}, {context:,} tokens; their FP16 cache has {context * token_bytes:,} bytes")
+    show("prefill", f"exact attention in float32: {time.perf_counter() - began:.1f} s")
+    began = time.perf_counter()
+    reach = min(CALIBRATION_CONTEXT, c.context_length // 64 * 64)
+    calibration = calibration_for(model, settings, context=reach, progress=progress)
+    spent = time.perf_counter() - began
+    show("calibration", f"on {reach:,} tokens of another text, {texts.CALIBRATION}: {spent:.1f} s")
+    return sample, calibration
+
+
+def evaluate(model: Model, sample: Prefill, text: str, scored: int, settings: KvoSettings) -> list[Row]:
+    """One row per method, printed as a table."""
+    context = len(sample.tokens) - 1
+    reference = Reference.of(model, sample, scored)
+    rows = []
+    with bar(steps(model, scored) * len(METHODS), "decoding", "layer") as progress:
+        for candidate in candidates(model, METHODS, settings, progress=False):
+            outcome = score(model, candidate.method, reference, DEFAULT_BURSTS, progress.update)
+            row = to_row(model, candidate, text, context, outcome)
+            row["read_bytes_per_token"] = outcome.account.read_bits / 8 / scored
+            row["full_bytes_per_token"] = outcome.account.full_bits / 8 / scored
+            row["parts"] = dict(getattr(outcome.account, "parts", {}))
+            rows.append(row)
+    heads = ["method", "bits stored", "read", "32 B", "64 B", "KL", "perplexity", "top-1"]
+    lines = [heads, ["FP16", "16.00", "100.00%", "", "", "0", f"{rows[0]['ppl_reference']:.2f}", "1.000"]]
+    for row in rows:
+        change = 100 * (row["ppl"] / row["ppl_reference"] - 1)
+        reads = [f"{100 * row[key]:.2f}%" for key in ("read_fraction", *(f"read_fraction_{b}" for b in DEFAULT_BURSTS))]
+        line = [row["method"], f"{row['stored_bits']:.2f}", *reads, f"{row['kl']:.4f}", f"{change:+.2f}%"]
+        lines.append([*line, f"{row['top1']:.3f}"])
+    widths = [max(len(line[place]) for line in lines) for place in range(len(heads))]
+    for line in lines:
+        print("   " + "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]))
+    own = rows[-1]
+    read, full = own["read_bytes_per_token"], own["full_bytes_per_token"]
+    show("per token", f"{full:,.0f} bytes fetched with FP16, {read:,.0f} with kvo: {full / read:.1f} times fewer")
+    error = 100 * own["ppl_change_error"]
+    show("", f"(standard error of the perplexity change: {error:.1f}%; KL is the sharper measure)")
+    return rows
+
+
+def check_hardware(
+    model: Model, sample: Prefill, calibration: ModelCalibration, settings: KvoSettings, count: int, folder: Path
+) -> tuple[dict[str, Any], Callable[[Path], None]]:
+    """Compress and rebuild `count` groups in simulation; the figures, and what draws one of them to a file.
+
+    Raises `DifferenceError` at the first difference from golden.
+    """
+    groups = choose(model.config, sample, calibration, settings, count)
+    config = hardware_config(model.config, settings)
+    layout = RecordLayout(
+        head_dim=config.head_dim,
+        group_tokens=config.group_tokens,
+        salient_tokens=settings.salient_tokens,
+        delta_bits=settings.delta_bits,
+        bus_bits=settings.bus_bits,
+    )
+    layers = sorted({group.layer for group in groups})
+    heads = len({group.kv_head for group in groups})
+    geometry = f"{config.lanes} lanes, {config.bus_bits}-bit bus, {config.delta_bits}-bit K deltas"
+    name = preset_name(config)
+    show("hardware", f"{geometry}{f' (python -m rtl.build --preset {name})' if name else ''}")
+    show("groups", f"{count} of {config.group_tokens} tokens, from {len(layers)} layers and {heads} KV heads")
+    expected = [golden_record(group, settings) for group in groups]
+    with bar(count, "quantizer", "group") as progress:
+        made = compress(groups, config, settings, layout.record_bytes, folder / "quantizer", progress.update)
+    if difference := word_difference(groups, made.records, expected, config.bus_bits):
+        raise DifferenceError(f"the quantizer differs from golden in {difference}")
+    words = layout.record_bytes * 8 // config.bus_bits
+    _show_cycles("quantizer", made, f"{count * words:,} words of {config.bus_bits} bits in {count} records")
+    rows = [golden_rows(record, group, settings) for record, group in zip(expected, groups, strict=True)]
+    with bar(count, "dequantizer", "group") as progress:
+        rebuilt = rebuild(groups, made.records, config, settings, folder / "dequantizer", progress.update)
+    if difference := row_difference(groups, list(rebuilt.rows), rows):
+        raise DifferenceError(f"the dequantizer differs from golden in {difference}")
+    _show_cycles("dequantizer", rebuilt, f"{rebuilt.rows.size:,} elements of K and V")
+    figures = {
+        "groups": count,
+        "layers": layers,
+        "kv_heads": heads,
+        "config": asdict(config),
+        "record_bytes": layout.record_bytes,
+        "quantizer": {
+            "words_equal": count * words,
+            "cycles_per_group": float(made.cycles.mean()) if len(made.cycles) else made.cycles_first,
+            "cycles_most": int(made.cycles.max()) if len(made.cycles) else made.cycles_first,
+            "seconds": round(made.seconds, 1),
+        },
+        "dequantizer": {
+            "elements_equal": rebuilt.rows.size,
+            "cycles_per_group": float(rebuilt.cycles.mean()),
+            "cycles_most": int(rebuilt.cycles.max()),
+            "seconds": round(rebuilt.seconds, 1),
+        },
+    }
+    place = len(groups) // 2
+    return figures, lambda path: plot_group(groups[place], rebuilt.rows[place], calibration, settings, path)
+
+
+def _show_cycles(block: str, outcome: Records | Rebuilt, what: str) -> None:
+    cycles = outcome.cycles if len(outcome.cycles) else np.array([outcome.cycles_first])
+    show(block, f"{what}: all equal to golden")
+    show("", f"{cycles.mean():,.0f} cycles per group, at most {cycles.max():,}; {outcome.seconds:.1f} s with the build")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m sim.demo",
+        description="Compresses the KV cache of a language model: decodes a text on the compressed cache with the "
+        "integer algorithm, then sends groups of the same cache through the hardware in simulation and compares every "
+        "word with the golden model. Writes plots and demo.json.",
+        epilog="The first run computes the model's cache and builds the simulation; both are kept, in the user's cache "
+        "folder (or $KVO_CACHE) and in build/. Exit code: 0 when hardware and golden agree, 1 when they differ, 2 for "
+        "impossible options.",
+    )
+    made.add_argument(
+        "--model", metavar="FILE", help="GGUF file of a Llama-type model (default: SmolLM2-135M-Instruct)"
+    )
+    made.add_argument(
+        "--text",
+        default=texts.names()[0],
+        metavar="T",
+        help=f"shipped text ({', '.join(texts.names())}) or path of a UTF-8 file (default: %(default)s)",
+    )
+    made.add_argument(
+        "--context", type=int, default=4096, metavar="N", help="tokens of the text, a multiple of 64 (default: 4096)"
+    )
+    made.add_argument(
+        "--scored",
+        type=int,
+        default=256,
+        metavar="N",
+        help="last tokens of them, decoded on the compressed cache; a multiple of 64 (default: 256)",
+    )
+    made.add_argument(
+        "--groups", type=int, default=108, metavar="N", help="groups sent through the hardware (default: 108)"
+    )
+    made.add_argument(
+        "-o", "--output", type=Path, default=OUTPUT, metavar="DIR", help="folder of the plots (default: build/demo)"
+    )
+    return made
+
+
+@main_guard
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line."""
+    args = parser().parse_args(arguments)
+    check_scored(args.scored, args.context)
+    try:
+        args.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {args.output}: {error.strerror}") from error
+    plots = {name: args.output / f"{name}.png" for name in ("traffic", "pareto", "group")}
+    check_plot(plots["traffic"])
+    settings = default_settings()
+    began, seconds = time.perf_counter(), {}
+    try:
+        model = load_model(args.model)
+        hardware_config(model.config, settings)
+        check_count(model.config, args.context, settings, args.groups)
+        with section("1  A language model reads a text", seconds, "prefill"):
+            sample, calibration = fetch(model, args.text, args.context, settings)
+        title = f"2  The integer algorithm decodes the last {args.scored} tokens on the compressed cache"
+        with section(title, seconds, "evaluation"):
+            rows = evaluate(model, sample, args.text, args.scored, settings)
+        with section("3  The hardware compresses the same cache, simulated by Verilator", seconds, "hardware"):
+            hardware, draw_group = check_hardware(
+                model, sample, calibration, settings, args.groups, args.output / "simulation"
+            )
+    except (DifferenceError, HardwareError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    with section("4  Plots and figures", {}, ""):
+        plot_traffic(rows, plots["traffic"])
+        show("traffic", f"{_short(plots['traffic'])}: what is fetched, and of what kind")
+        plot_pareto(rows, plots["pareto"])
+        show("pareto", f"{_short(plots['pareto'])}: traffic against loss")
+        draw_group(plots["group"])
+        show("group", f"{_short(plots['group'])}: one group before and after")
+        seconds["total"] = round(time.perf_counter() - began, 1)
+        record = {
+            "model": model.config.name,
+            "text": args.text,
+            "context": args.context,
+            "scored": args.scored,
+            "settings": asdict(settings),
+            "rows": rows,
+            "hardware": hardware,
+            "seconds": seconds,
+        }
+        figures = args.output / "demo.json"
+        try:
+            figures.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {figures}: {error.strerror}") from error
+        show("figures", f"{_short(figures)}: everything printed here")
+    minutes, rest = divmod(round(time.perf_counter() - began), 60)
+    print(f"\nHardware and golden agree on {args.groups} groups. Done in {minutes} min {rest} s.")
+    return 0
+
+
+def _short(path: Path) -> Path:
+    """A path relative to the working folder where it lies inside it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
