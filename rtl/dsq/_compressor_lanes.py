@@ -8,6 +8,7 @@ from amaranth.lib import data, enum, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for, ceil_log2
 
+from golden.dsq.record import COARSE_BITS
 from golden.dsq.scale import SCALE_BIAS
 from rtl.common.fixed import half_up, split_scale
 from rtl.config import DsqConfig
@@ -31,9 +32,10 @@ class Pass(enum.Enum, shape=4):
     V_SCALES = 5
     UPPER = 6  # nibbles of the base rows
     LOWER = 7
-    K_DELTAS = 8
-    V_CODES = 9
-    V_DELTAS = 10
+    K_DELTAS = 8  # upper two bits of the codes
+    K_FINE = 9  # the other bits; not done when there are none
+    V_CODES = 10
+    V_DELTAS = 11
 
 
 def operation_layout(config: DsqConfig) -> data.StructLayout:
@@ -145,7 +147,7 @@ class Lanes(wiring.Component):
         with m.Switch(self.current):
             with m.Case(Pass.K_SCALES, Pass.V_SCALES, Pass.UPPER, Pass.LOWER, Pass.V_CODES):
                 m.d.comb += raw_pass.eq(1)
-            with m.Case(Pass.K_DELTAS, Pass.V_DELTAS):
+            with m.Case(Pass.K_DELTAS, Pass.K_FINE, Pass.V_DELTAS):
                 m.d.comb += delta_pass.eq(1)
         ops = [self.op]
         for index in range(1, pipeline_depth(self.config) + 1):
@@ -202,7 +204,8 @@ class Lanes(wiring.Component):
         """
         significand, exponent = split_scale(raw.scale)
         large = exponent[3] | exponent[4]
-        factor = Mux(exponent[4], significand << 8, (significand << exponent[:3])[:12])
+        factor = Signal(12)
+        m.d.comb += factor.eq(Mux(exponent[4], significand << 8, significand << exponent[:3]))
         products = []
         for lane in range(self.config.lanes):
             a, b, product = (Signal(shape, reset_less=True) for shape in (signed(17), signed(17), 32))
@@ -225,11 +228,15 @@ class Lanes(wiring.Component):
         fresh, held, reference = (Signal(row_shape, reset_less=True) for _ in range(3))
         mean_lane, mean_beat = self.mean.channel[: ceil_log2(c.lanes)], self.mean.channel[ceil_log2(c.lanes) :]
         for lane, product in enumerate(products):
-            # The product is below 2**27: one bit more than INT16 behind the rounding.
-            value = half_up(product[:28].as_signed(), SCALE_BIAS)[:17]
+            # The product is below 2**27: one bit more than INT16 behind the rounding. Two selection bits, so that
+            # value, mean, 0 and 1 meet in one 4-input function per bit.
+            value, fill, select = Signal(17), Signal(), Signal()
             clips = value[16] ^ value[15]
-            # Two selection bits, so that value, mean, 0 and 1 meet in one 4-input function per bit.
-            fill, select = ~self.mean.valid & clips, self.mean.valid | (clips & ~value[16])
+            m.d.comb += [
+                value.eq(half_up(product[:28].as_signed(), SCALE_BIAS)),
+                fill.eq(~self.mean.valid & clips),
+                select.eq(self.mean.valid | (clips & ~value[16])),
+            ]
             low = Mux(fill, select.replicate(15), Mux(select, self.mean.value[:15], value[:15]))
             top = Mux(self.mean.valid, self.mean.value[15], value[16])
             with m.If((self.advance & ops[5].row) | (self.mean.valid & (mean_lane == lane))):
@@ -318,17 +325,16 @@ class Lanes(wiring.Component):
                 # A step code is the step minus 1, so 2**level steps fit if the rest is greater than (step << level) -
                 # 1.
                 below = Cat(Const((1 << level) - 1, level), step)
-                trial, borrow = Signal(16), Signal()
-                doubled = Cat(Const(0, 1), rest) - Cat(Const(1, 1), below)
-                m.d.comb += [trial.eq(doubled[1:17]), borrow.eq(doubled[-1])]
-                fits = ~borrow
+                trial = Signal(signed(19 + level))  # twice the remaining rest, less 1
+                m.d.comb += trial.eq(Cat(Const(0, 1), rest) - Cat(Const(1, 1), below))
+                fits = ~trial[-1]
                 next_step, next_sign, next_rest = Signal.like(step), Signal(), Signal.like(rest)
                 next_digits = Signal(len(digits) + 1)
                 with m.If(self.advance):
                     m.d.sync += [
                         next_step.eq(step),
                         next_sign.eq(sign),
-                        next_rest.eq(Mux(fits, trial, rest)),
+                        next_rest.eq(Mux(fits, trial[1:17], rest)),
                         next_digits.eq(Cat(fits, digits)),
                     ]
                 step, sign, rest, digits = next_step, next_sign, next_rest, next_digits
@@ -345,16 +351,18 @@ class Lanes(wiring.Component):
     def _format(self, m: Module, raw: data.View, deltas: Sequence[tuple[Value, Value]]) -> None:
         """Chooses what the present pass puts into the record."""
         codes = [raw.data[lane].as_unsigned() for lane in range(self.config.lanes)]
-        k_kind = {kind.code_bits: kind for kind in CodeKind}[self.config.delta_bits]
         choices = {
             Pass.K_SCALES: (CodeKind.BYTE, raw.scale),
             Pass.V_SCALES: (CodeKind.BYTE, raw.scale),
             Pass.UPPER: (CodeKind.FOUR, Cat(code[4:] for code in codes)),
             Pass.LOWER: (CodeKind.FOUR, Cat(code[:4] for code in codes)),
             Pass.V_CODES: (CodeKind.EIGHT, Cat(codes)),
-            Pass.K_DELTAS: (k_kind, Cat(Cat(digits, sign) for sign, digits in deltas)),
+            Pass.K_DELTAS: (CodeKind.TWO, Cat(Cat(digits[-1], sign) for sign, digits in deltas)),
             Pass.V_DELTAS: (CodeKind.TWO, Cat(Cat(digits.any(), sign) for sign, digits in deltas)),
         }
+        if self.config.delta_bits > COARSE_BITS:
+            fine = Cat(digits[:-1] for _, digits in deltas)
+            choices[Pass.K_FINE] = (CodeKind.TWO, fine)
         with m.Switch(self.current):
             for choice, (kind, value) in choices.items():
                 with m.Case(choice):

@@ -114,7 +114,7 @@ class RowWalker(wiring.Component):
         c = self.config
         by_base, is_v, is_scale = Signal(), Signal(), Signal()
         with m.Switch(self.current):
-            with m.Case(Pass.K_SUM, Pass.V_SUM, Pass.K_DELTAS, Pass.V_DELTAS):
+            with m.Case(Pass.K_SUM, Pass.V_SUM, Pass.K_DELTAS, Pass.K_FINE, Pass.V_DELTAS):
                 m.d.comb += by_base.eq(1)
         with m.Switch(self.current):
             with m.Case(Pass.V_SUM, Pass.V_SCALES, Pass.V_CODES, Pass.V_DELTAS):
@@ -136,7 +136,7 @@ class RowWalker(wiring.Component):
             self.row_end.eq(self.op.row & self.advance & last_beat),
         ]
         with m.FSM() as fsm:
-            m.d.comb += self.busy.eq(~fsm.ongoing("IDLE"))
+            m.d.comb += [self.busy.eq(~fsm.ongoing("IDLE")), self.op.row.eq(fsm.ongoing("ROW"))]
             with m.State("IDLE"):
                 m.d.sync += [self.index.eq(0), of_pass.eq(Mux(by_base, self.rows, self.salient_tokens))]
                 with m.If(self.start):
@@ -151,7 +151,6 @@ class RowWalker(wiring.Component):
                 with m.Else():
                     m.next = "ROW"
             with m.State("ROW"):
-                m.d.comb += self.op.row.eq(1)
                 with m.If(self.advance):
                     m.d.sync += beat.eq(Mux(last_beat, 0, beat + 1))
                 with m.If(self.row_end):

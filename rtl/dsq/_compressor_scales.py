@@ -9,11 +9,20 @@ from amaranth.utils import bits_for
 
 from golden.dsq.compressor import SHAPE_FRACTION_BITS
 from rtl.config import DsqConfig
-from rtl.dsq.scale import ScaleDivider
+from rtl.dsq._compressor_lanes import total_bits
+from rtl.dsq.scale import DividerConfig, ScaleDivider
 
-__all__ = ["NORM_BITS", "GroupScales"]
+__all__ = ["NORM_BITS", "GroupScales", "divider_config"]
 
 NORM_BITS = 20
+
+
+def divider_config(config: DsqConfig) -> DividerConfig:
+    """Operands of the division: at most those of a group whose differences and norms are all as large as can be."""
+    return DividerConfig(
+        numerator_bits=total_bits(config) + SHAPE_FRACTION_BITS,
+        denominator_bits=bits_for(config.group_tokens * ((1 << NORM_BITS) - 1)),
+    )
 
 
 class GroupScales(wiring.Component):
@@ -25,7 +34,6 @@ class GroupScales(wiring.Component):
     Parameters
     ----------
     config : DsqConfig
-    total_bits : width of ``total``
 
     Members
     -------
@@ -36,15 +44,14 @@ class GroupScales(wiring.Component):
     k_stb, v_stb : a result is there from this cycle on
     """
 
-    def __init__(self, config: DsqConfig, *, total_bits: int) -> None:
+    def __init__(self, config: DsqConfig) -> None:
         self.config = config
-        self.total_bits = total_bits
         super().__init__(
             {
                 "row_stb": In(1),
                 "k_norm": In(NORM_BITS),
                 "v_norm": In(NORM_BITS),
-                "total": In(total_bits),
+                "total": In(total_bits(config)),
                 "divide": In(1),
                 "accepted": Out(1),
                 "k_scale": Out(8),
@@ -56,11 +63,8 @@ class GroupScales(wiring.Component):
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        m.submodules.divider = divider = ScaleDivider(
-            numerator_bits=self.total_bits + SHAPE_FRACTION_BITS,
-            denominator_bits=bits_for(self.config.group_tokens * ((1 << NORM_BITS) - 1)),
-        )
-        norms = Signal(divider.denominator_bits)
+        m.submodules.divider = divider = ScaleDivider(divider_config(self.config))
+        norms = Signal(divider.config.denominator_bits)
         adds_v, gives_v = Signal(), Signal()
         m.d.comb += [
             divider.i.valid.eq(self.divide),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Array, Module, Mux, Signal
+from amaranth.hdl import Array, Module, Mux, Signal, signed
 from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -11,11 +11,14 @@ from golden.dsq.scale import SCALE_BIAS
 from rtl.common.fixed import split_scale
 from rtl.config import DsqConfig
 
-__all__ = ["SHAPE_BITS", "STEP_CODE_BITS", "ChannelSteps"]
+__all__ = ["STEP_CODE_BITS", "ChannelSteps", "calibration_layout"]
 
 SHAPE_BITS = 12
 #: a step code is the step (at least 1) minus 1, saturated: no difference of two INT16 values reaches a larger step
 STEP_CODE_BITS = 16
+
+#: what a calibration stream carries for each channel
+calibration_layout = data.StructLayout({"k_shape": SHAPE_BITS, "v_shape": SHAPE_BITS, "v_mean": signed(16)})
 
 
 class ChannelSteps(wiring.Component):

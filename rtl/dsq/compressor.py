@@ -5,17 +5,16 @@ from typing import Any
 from amaranth.hdl import Array, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
-from amaranth.utils import bits_for
 
-from golden.dsq.compressor import SHAPE_FRACTION_BITS
+from golden.dsq.record import COARSE_BITS
 from rtl.config import DsqConfig
-from rtl.dsq._compressor_lanes import Lanes, Pass, pipeline_depth, total_bits
+from rtl.dsq._compressor_lanes import Lanes, Pass, pipeline_depth
 from rtl.dsq._compressor_order import RowWalker, TokenOrder
-from rtl.dsq._compressor_scales import NORM_BITS, GroupScales
+from rtl.dsq._compressor_scales import NORM_BITS, GroupScales, divider_config
 from rtl.dsq._compressor_search import PairWalker
-from rtl.dsq._compressor_steps import SHAPE_BITS, ChannelSteps
+from rtl.dsq._compressor_steps import ChannelSteps, calibration_layout
 from rtl.dsq.record import CodeKind, RecordPacker, section_cycles, word_layout
-from rtl.dsq.scale import division_cycles
+from rtl.dsq.scale import ScaleDivider
 
 __all__ = ["Compressor"]
 
@@ -28,11 +27,12 @@ class Compressor(wiring.Component):
     the sections of the record in their order. The row memory has two halves: rows of the next group come in
     meanwhile.
 
-    Latency: the first word is valid at ``o`` at most ``group_cycles(salient_tokens)`` cycles after the group's last
-    row beat. Throughput: a group at most every ``group_cycles(salient_tokens)`` cycles if no stream ever stalls it
-    (rows of the next group take ``2 * group_tokens * row_beats`` cycles of these; ``i_salient`` may pause in every
-    other cycle). Stalls: a full ``o`` stops the passes that make record sections; ``i_group``, ``i_calibration`` and
-    ``i_salient`` are taken when the group's turn has come, ``i_row`` whenever a half of the row memory is free.
+    Latency: at most ``latency(config, salient_tokens)`` cycles from a group's last row beat to its first word at ``o``,
+    if the group before has left.
+    Throughput: a group at most every ``group_cycles(config, salient_tokens)`` cycles if no stream ever stalls (rows of
+    the next group take ``2 * group_tokens * row_beats`` cycles of these; ``i_salient`` may pause every other cycle).
+    Stalls: a full ``o`` stops the passes that make record sections. ``i_group``, ``i_calibration`` and ``i_salient``
+    are taken when the group's turn has come, ``i_row`` whenever a half of the row memory is free.
     Combinational paths: none between the streams; each ``ready`` depends on registers alone.
 
     Parameters
@@ -42,16 +42,13 @@ class Compressor(wiring.Component):
     Members
     -------
     i_group : stream of struct{salient_tokens, load_calibration, k_norm, v_norm}, one transfer a group, taken when its
-        rows are
-        complete. ``salient_tokens`` is 1 to ``max_salient``, or ``group_tokens``: then all rows stay INT8 and no
-        calibration is used. The norms are 1 to 2**20-1.
-    i_calibration : stream of struct{k_shape, v_shape, v_mean}, ``head_dim`` transfers, channel 0 first, for each
-        group with
-        ``load_calibration``; kept for the groups behind it. Shapes are 1 to 4095; there is none before the first one.
+        rows are complete. ``salient_tokens`` is 1 to ``max_salient``, or ``group_tokens``: then all rows stay INT8 and
+        no calibration is used. The norms are 1 to 2**20-1.
+    i_calibration : stream of struct{k_shape, v_shape, v_mean}, ``head_dim`` transfers, channel 0 first, for each group
+        with ``load_calibration``; kept for the groups behind it. Shapes are 1 to 4095.
     i_salient : stream of struct{token, last}: the group's salient tokens, ascending. ``salient_tokens`` counts them.
-    i_row : stream of struct{scale, data}, ``row_beats`` transfers a row: token 0's K row, token 0's V row, token 1's
-        K row, ...
-        ``scale`` has an exponent of at most ``MAX_EXPONENT`` and is the same in all beats of a row.
+    i_row : stream of struct{scale, data}, ``row_beats`` transfers a row: token 0's K row, token 0's V row, token 1's K
+        row, ... ``scale`` has an exponent of at most ``MAX_EXPONENT`` and is the same in all beats of a row.
     o : stream of struct{data, first, last}: record words.
     """
 
@@ -59,14 +56,11 @@ class Compressor(wiring.Component):
         self.config = c = config
         self.i_group_shape = data.StructLayout(
             {
-                "salient_tokens": bits_for(c.group_tokens),
+                "salient_tokens": range(c.group_tokens + 1),
                 "load_calibration": 1,
                 "k_norm": NORM_BITS,
                 "v_norm": NORM_BITS,
             }
-        )
-        self.i_calibration_shape = data.StructLayout(
-            {"k_shape": SHAPE_BITS, "v_shape": SHAPE_BITS, "v_mean": signed(16)}
         )
         self.i_salient_shape = data.StructLayout({"token": range(c.group_tokens), "last": 1})
         self.i_row_shape = data.StructLayout({"scale": 8, "data": data.ArrayLayout(signed(8), c.lanes)})
@@ -74,35 +68,43 @@ class Compressor(wiring.Component):
         super().__init__(
             {
                 "i_group": In(stream.Signature(self.i_group_shape)),
-                "i_calibration": In(stream.Signature(self.i_calibration_shape)),
+                "i_calibration": In(stream.Signature(calibration_layout)),
                 "i_salient": In(stream.Signature(self.i_salient_shape)),
                 "i_row": In(stream.Signature(self.i_row_shape)),
                 "o": Out(stream.Signature(self.o_shape)),
             }
         )
 
-    def group_cycles(self, salient_tokens: int) -> int:
-        """The most cycles from a group's start to the next one's, with a calibration, if no stream stalls.
+    @staticmethod
+    def latency(config: DsqConfig, salient_tokens: int) -> int:
+        """The most cycles from a group's last row beat to its first word, with a calibration, if no stream stalls.
 
-        Passes over rows cost a cycle per beat and one per base, and the pipeline's depth at their end. The search
-        costs a cycle per beat and base, and one for reading the beat. Record sections cost what RecordPacker needs
-        for them.
+        Passes over rows cost a cycle per beat and one per base, and the pipeline's depth at their end. The search costs
+        a cycle per beat and base, and one for reading the beat.
         """
-        c = self.config
-        beats, others = c.row_beats, c.group_tokens - salient_tokens
-        pass_end = pipeline_depth(c) + 3
-        sections = [(CodeKind.FOUR, salient_tokens), (CodeKind.FOUR, salient_tokens), (CodeKind.EIGHT, salient_tokens)]
-        cycles = 1 + c.head_dim + 2 * salient_tokens  # calibration and salient indices
+        beats, others = config.row_beats, config.group_tokens - salient_tokens
+        pass_end = pipeline_depth(config) + 3
+        cycles = 1 + config.head_dim + 2 * salient_tokens  # calibration and salient indices
         if others:
             round_cycles = 1 + max(salient_tokens, Lanes.PAIR_DISTANCE - 2)
             cycles += salient_tokens * (1 + beats) + pass_end
-            cycles += c.group_tokens + 1 + (others * beats + 1) * round_cycles + pass_end
+            cycles += config.group_tokens + 1 + (others * beats + 1) * round_cycles + pass_end
             cycles += 2 * (salient_tokens + others * beats + pass_end)
-            cycles += division_cycles(total_bits(c) + SHAPE_FRACTION_BITS) + 3
-            k_kind = CodeKind.TWO if c.delta_bits == CodeKind.TWO.code_bits else CodeKind.FOUR
-            sections += [(k_kind, others), (CodeKind.TWO, others)]
-        cycles += 4 + 5 * salient_tokens + 2 * pass_end + c.bus_bits // 8
-        return cycles + sum(section_cycles(c, kind, rows) + salient_tokens + pass_end for kind, rows in sections)
+            cycles += ScaleDivider.latency(divider_config(config)) + 3
+        return cycles + 4 + 5 * salient_tokens + 2 * pass_end + config.bus_bits // 8  # header
+
+    @staticmethod
+    def group_cycles(config: DsqConfig, salient_tokens: int) -> int:
+        """The most cycles from a group's start to the next one's, with a calibration, if no stream stalls."""
+        others = config.group_tokens - salient_tokens
+        sections = [(CodeKind.FOUR, salient_tokens), (CodeKind.FOUR, salient_tokens), (CodeKind.EIGHT, salient_tokens)]
+        if others:
+            planes = config.delta_bits // COARSE_BITS + 1
+            sections += [(CodeKind.TWO, others)] * planes
+        section_end = salient_tokens + pipeline_depth(config) + 3
+        return Compressor.latency(config, salient_tokens) + sum(
+            section_cycles(config, kind, rows) + section_end for kind, rows in sections
+        )
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
@@ -111,7 +113,7 @@ class Compressor(wiring.Component):
         m.submodules.order = order = TokenOrder(c)
         m.submodules.rows = rows = RowWalker(c)
         m.submodules.pairs = pairs = PairWalker(c)
-        m.submodules.scales = scales = GroupScales(c, total_bits=total_bits(c))
+        m.submodules.scales = scales = GroupScales(c)
         m.submodules.steps = steps = ChannelSteps(c)
         m.submodules.packer = packer = RecordPacker(c)
         connect(m, packer.o, flipped(self.o))
@@ -207,7 +209,8 @@ class Compressor(wiring.Component):
                         m.next = "IDLE"
                     with m.Else():
                         m.d.sync += current.eq(current.as_value() + 1)
-                        with m.If(dense & (current == Pass.LOWER)):
+                        k_ends = current == (Pass.K_DELTAS if c.delta_bits == COARSE_BITS else Pass.K_FINE)
+                        with m.If(k_ends | (dense & (current == Pass.LOWER))):
                             m.d.sync += current.eq(Pass.V_CODES)
                         m.next = "BEGIN"
             with m.State("DIVIDE"):

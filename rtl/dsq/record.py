@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from rtl.config import DsqConfig
 
-__all__ = ["CodeKind", "RecordPacker", "beat_layout", "section_cycles", "word_layout"]
+__all__ = ["CodeKind", "RecordPacker", "beat_layout", "section_cycles", "unit_bits", "word_layout"]
 
 
 class CodeKind(enum.Enum, shape=2):
@@ -38,26 +38,26 @@ def word_layout(config: DsqConfig) -> data.StructLayout:
     return data.StructLayout({"data": config.bus_bits, "first": 1, "last": 1})
 
 
-def _unit_bits(config: DsqConfig) -> int:
+def unit_bits(config: DsqConfig) -> int:
     """Bits that are added to a word in one cycle."""
     return min(2 * config.lanes, config.bus_bits)
 
 
 def _unit_count(config: DsqConfig, kind: CodeKind) -> int:
     """Units of one beat of codes."""
-    return kind.code_bits * config.lanes // _unit_bits(config)
+    return kind.code_bits * config.lanes // unit_bits(config)
 
 
 def _row_mask(config: DsqConfig, kind: CodeKind) -> int:
     """What must be zero in the word's unit index behind a whole row."""
     row_bits = config.head_dim * kind.code_bits
     stride = min(1 << (row_bits - 1).bit_length(), config.bus_bits)
-    return max(stride // _unit_bits(config), 1) - 1
+    return max(stride // unit_bits(config), 1) - 1
 
 
 def section_cycles(config: DsqConfig, kind: CodeKind, rows: int) -> int:
     """The most cycles in which RecordPacker takes ``rows`` rows and completes their section, if nothing stalls."""
-    word_units = config.bus_bits // _unit_bits(config)
+    word_units = config.bus_bits // unit_bits(config)
     row_units = config.row_beats * _unit_count(config, kind)
     row_units += -row_units & _row_mask(config, kind)
     return rows * row_units * (2 if word_units == 1 else 1) + word_units
@@ -97,13 +97,13 @@ class RecordPacker(wiring.Component):
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        unit_bits, beat = _unit_bits(self.config), self.i.payload
-        word_units = self.config.bus_bits // unit_bits
+        width, beat = unit_bits(self.config), self.i.payload
+        word_units = self.config.bus_bits // width
         rest = Signal(8 * self.config.lanes, reset_less=True)  # of the beat that is being added
         left = Signal(range(_unit_count(self.config, CodeKind.EIGHT) + 1))  # its units
         mask = Signal(range(word_units))  # zero units follow until the index has none of these bits
         index = Signal(range(word_units))  # unit of the word that comes next
-        word = Signal(self.config.bus_bits - unit_bits, reset_less=True)
+        word = Signal(self.config.bus_bits - width, reset_less=True)
         end = Signal()
         first = Signal(init=1)
 
@@ -115,11 +115,11 @@ class RecordPacker(wiring.Component):
             push.eq((active | (index & mask).any()) & ((index != word_units - 1) | ~self.o.valid)),
             finishes.eq(push & (left[1:] == 0) & ~(next_index & mask).any()),
         ]
-        unit = Mux(active, rest[:unit_bits], 0)
+        unit = Mux(active, rest[:width], 0)
         with m.If(self.o.ready):
             m.d.sync += self.o.valid.eq(0)
         with m.If(push):
-            m.d.sync += [index.eq(next_index), word.eq(Cat(word, unit)[unit_bits:])]
+            m.d.sync += [index.eq(next_index), word.eq(Cat(word, unit)[width:])]
             with m.If(active):
                 m.d.sync += left.eq(left - 1)
             with m.If(index == word_units - 1):
@@ -132,19 +132,19 @@ class RecordPacker(wiring.Component):
                 ]
 
         row_beat = Signal(range(self.config.row_beats))
-        byte = Signal(range(unit_bits // 8))
+        byte = Signal(range(width // 8))
         fill = Signal()  # zero bytes complete the header's last unit
-        last_byte, last_beat = byte == unit_bits // 8 - 1, row_beat == self.config.row_beats - 1
+        last_byte, last_beat = byte == width // 8 - 1, row_beat == self.config.row_beats - 1
         load, row_mask, units = Signal(), Signal.like(mask), Signal.like(left)
         m.d.comb += [
             self.i.ready.eq(~fill & (finishes | ~(active | (index & mask).any()))),
             load.eq(self.i.valid & self.i.ready),
         ]
-        shifted = Cat(rest[unit_bits:], beat.data[-unit_bits:])
+        shifted = Cat(rest[width:], beat.data[-width:])
         with m.If(load | push | fill):
             m.d.sync += rest.eq(Mux(load, beat.data, shifted))
             with m.If(fill | (load & (beat.kind == CodeKind.BYTE))):
-                m.d.sync += rest[:unit_bits].eq(Cat(rest[8:unit_bits], Mux(fill, 0, beat.data[:8])))
+                m.d.sync += rest[:width].eq(Cat(rest[8:width], Mux(fill, 0, beat.data[:8])))
         with m.If(load):
             m.d.sync += end.eq(beat.end)
         with m.Switch(beat.kind):

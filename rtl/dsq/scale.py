@@ -1,5 +1,6 @@
 """Serial division to a scale code: hardware of ``golden.dsq.scale.divide_scale``."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal
@@ -8,12 +9,20 @@ from amaranth.lib.wiring import In, Out
 
 from golden.dsq.scale import SCALE_BIAS
 
-__all__ = ["ScaleDivider", "division_cycles"]
+__all__ = ["DividerConfig", "ScaleDivider"]
 
 
-def division_cycles(numerator_bits: int) -> int:
-    """The most cycles that ScaleDivider takes from a transfer at ``i`` to a valid ``o``."""
-    return numerator_bits + SCALE_BIAS + 1
+@dataclass(frozen=True, kw_only=True)
+class DividerConfig:
+    """Widths of ScaleDivider's operands, at least 1."""
+
+    numerator_bits: int
+    denominator_bits: int
+
+    def __post_init__(self) -> None:
+        for name, bits in vars(self).items():
+            if bits < 1:
+                raise ValueError(f"{name} must be at least 1, not {bits!r}")
 
 
 class ScaleDivider(wiring.Component):
@@ -22,16 +31,13 @@ class ScaleDivider(wiring.Component):
     A restoring division, one quotient bit a cycle, that stops as soon as the code's four significant bits and the
     rounding bit are known.
 
-    Latency: at most ``division_cycles(numerator_bits)`` cycles from the transfer at ``i`` to a valid ``o``.
+    Latency: at most ``latency(config)`` cycles from the transfer at ``i`` to a valid ``o``.
     Throughput: one division at a time; ``i`` is ready again in the cycle after the result has been taken.
     Combinational paths: none between the streams; ``i.ready`` depends on registers alone.
 
     Parameters
     ----------
-    numerator_bits : int
-        Width of the numerator, at least 1.
-    denominator_bits : int
-        Width of the denominator, at least 1.
+    config : DividerConfig
 
     Members
     -------
@@ -39,26 +45,28 @@ class ScaleDivider(wiring.Component):
     o : stream of 8 bits, the scale code
     """
 
-    def __init__(self, *, numerator_bits: int, denominator_bits: int) -> None:
-        for name, bits in (("numerator_bits", numerator_bits), ("denominator_bits", denominator_bits)):
-            if bits < 1:
-                raise ValueError(f"{name} must be at least 1, not {bits!r}")
-        self.numerator_bits = numerator_bits
-        self.denominator_bits = denominator_bits
-        i_shape = data.StructLayout({"numerator": numerator_bits, "denominator": denominator_bits})
+    def __init__(self, config: DividerConfig) -> None:
+        self.config = config
+        i_shape = data.StructLayout({"numerator": config.numerator_bits, "denominator": config.denominator_bits})
         super().__init__({"i": In(stream.Signature(i_shape)), "o": Out(stream.Signature(8))})
+
+    @staticmethod
+    def latency(config: DividerConfig) -> int:
+        """The most cycles from a transfer at ``i`` to a valid ``o``: those that produce every quotient bit."""
+        return config.numerator_bits + SCALE_BIAS + 1
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        places = self.numerator_bits + SCALE_BIAS
-        numerator = Signal(self.numerator_bits)  # shifts out at the top; zeros follow: they multiply by 2**SCALE_BIAS
-        denominator = Signal(self.denominator_bits)
-        remainder = Signal(self.denominator_bits)
+        numerator_bits, denominator_bits = self.config.numerator_bits, self.config.denominator_bits
+        places = numerator_bits + SCALE_BIAS
+        numerator = Signal(numerator_bits)  # shifts out at the top; zeros follow: they multiply by 2**SCALE_BIAS
+        denominator = Signal(denominator_bits)
+        remainder = Signal(denominator_bits)
         quotient = Signal(4)  # from the first one bit on
         place = Signal(range(places))  # of the quotient bit that this cycle produces
 
         extended = Cat(numerator[-1], remainder)
-        trial = Signal(self.denominator_bits + 1)
+        trial = Signal(denominator_bits + 1)
         borrow = Signal()
         m.d.comb += Cat(trial, borrow).eq(extended - denominator)
         digits = Cat(~borrow, quotient)
