@@ -53,7 +53,7 @@ def add_fetch(account: Account, fetch: Fetch, layout: RecordLayout) -> None:
     """Add what the n queries of ``fetch`` read of the compressed groups.
 
     Three phases read a record one after the other: the scan (header and upper nibbles, one piece), the K rows (lower
-    nibbles and deltas), the V rows. A burst that two phases touch is read twice.
+    nibbles and deltas), the V rows. A burst that two phases touch is read twice. Records are taken to start on a burst.
     """
     if not fetch.scanned.size:
         return

@@ -1,15 +1,19 @@
 """What the golden tests draw: seeded generators, rows, calibrations, groups, filled caches."""
 
+from dataclasses import replace
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
 from cocotb_tests.lib.environment import rng
+from cocotb_tests.lib.real import RealGroup, real_groups
 from golden.dsq.compressor import Calibration
 from golden.dsq.row_quantizer import quantize_token_rows
-from golden.settings import KvoSettings
+from golden.settings import KvoSettings, default_settings
 from golden.state import HeadState
 
-__all__ = ["calibration", "clustered", "generator", "group", "rows", "state"]
+__all__ = ["calibration", "clustered", "generator", "group", "real", "rows", "state"]
 
 LOWEST, HIGHEST = -(1 << 15), (1 << 15) - 1
 
@@ -54,11 +58,21 @@ def group(
     return quantize_token_rows(clustered(draw, tokens, head_dim), clustered(draw, tokens, head_dim))
 
 
-def state(draw: np.random.Generator, settings: KvoSettings, tokens: int, head_dim: int) -> HeadState:
-    """A cache of ``tokens`` tokens, a multiple of the group, under random attention masses."""
+def state(
+    draw: np.random.Generator, settings: KvoSettings, tokens: int, head_dim: int, *, opened: int = 0
+) -> HeadState:
+    """A cache of ``tokens`` tokens (whole groups) under random attention masses, and ``opened`` newer ones."""
     made = HeadState(settings, calibration(draw, head_dim))
     blocks = tokens // settings.group_tokens
     mass = draw.gamma(0.3, 1, (blocks, tokens))
     mass *= np.arange(tokens) < settings.group_tokens * (1 + np.arange(blocks))[:, None]  # causal
-    made.load(clustered(draw, tokens, head_dim), clustered(draw, tokens, head_dim), mass)
+    k, v = clustered(draw, tokens + opened, head_dim), clustered(draw, tokens + opened, head_dim)
+    made.load(k[:tokens], v[:tokens], mass)
+    made.append(k[tokens:], v[tokens:])
     return made
+
+
+@cache
+def real(**changes: int) -> tuple[RealGroup, ...]:
+    """Groups of SmolLM2, three of each head of three layers, under the default settings with some changes."""
+    return tuple(real_groups(27, settings=replace(default_settings(), **changes)))

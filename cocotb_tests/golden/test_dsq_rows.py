@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from cocotb_tests.golden.draws import generator, rows
-from cocotb_tests.lib.real import real_groups
+from cocotb_tests.golden.draws import generator, real, rows
 from golden.dsq.rotation import rotate
 from golden.dsq.row_quantizer import RECIPROCAL, quantize_rows, quantize_token_rows, reconstruct_rows
 from golden.dsq.scale import SCALE_BIAS, ceil_scale, split_scale
@@ -135,9 +134,8 @@ def test_quantizing_again_with_the_same_scale_gives_the_same_codes():
 
 def test_quantizing_again_seldom_changes_a_row():
     """A row whose largest code is small may fit a smaller scale; everything else is a fixed point."""
-    groups = list(real_groups(27))
-    real = np.concatenate([np.concatenate([rotate(g.k_rows), g.v_rows]) for g in groups])
-    for name, x in (("real", real), ("random", rows(generator("again"), 4000, 64))):
+    drawn = np.concatenate([np.concatenate([rotate(g.k_rows), g.v_rows]) for g in real()])
+    for name, x in (("real", drawn), ("random", rows(generator("again"), 4000, 64))):
         codes, scale = quantize_rows(x)
         back = reconstruct_rows(codes, scale)
         codes_again, scale_again = quantize_rows(back)

@@ -1,21 +1,15 @@
 """The float reference itself, and how far the integer functions are from it on a real model's cache."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from cocotb_tests.golden.draws import clustered, generator
-from cocotb_tests.lib.real import RealGroup, real_groups
+from cocotb_tests.golden.draws import clustered, generator, real
+from cocotb_tests.lib.real import RealGroup
 from golden.dsq.compressor import compress
 from golden.dsq.dequantizer import expand
 from golden.dsq.row_quantizer import quantize_rows, quantize_token_rows, reconstruct_rows
 from golden.dsq.salient import pick_salient
 from golden.reference import attention, dsq_rows, hadamard, keep_runs, quantize_int8, softmax
-from golden.settings import default_settings
-
-#: three layers x three heads x three groups of SmolLM2
-GROUPS = 27
 
 
 @pytest.mark.parametrize(("head_dim", "block"), [(16, 16), (48, 16), (64, 64), (96, 32), (128, 128)])
@@ -119,8 +113,8 @@ def errors(group: RealGroup, salient_tokens: int, delta_bits: int) -> np.ndarray
 @pytest.mark.parametrize(("salient_tokens", "delta_bits"), [(13, 2), (8, 4)])
 def test_integer_groups_lose_no_more_than_float_ones(salient_tokens, delta_bits):
     """Real groups: 3-bit mantissas, whole steps and INT16 cost a few percent of the squared error of the method."""
-    settings = replace(default_settings(), salient_tokens=salient_tokens, delta_bits=delta_bits)
-    made = np.array([errors(g, salient_tokens, delta_bits) for g in real_groups(GROUPS, settings=settings)])
+    groups = real(salient_tokens=salient_tokens, delta_bits=delta_bits)
+    made = np.array([errors(g, salient_tokens, delta_bits) for g in groups])
     ratio = made[..., 0] / made[..., 1]  # [group, K or V]
     for name, r in (("K", ratio[:, 0]), ("V", ratio[:, 1])):
         print(
@@ -133,9 +127,8 @@ def test_integer_groups_lose_no_more_than_float_ones(salient_tokens, delta_bits)
 
 def test_integer_rows_lose_what_the_scale_rounds_up():
     """INT8 rows alone: the scale is up to an eighth larger than the float one, the squared error up to 27%."""
-    groups = list(real_groups(GROUPS))
-    real = np.concatenate([g.v_rows for g in groups])
-    for name, x in (("real", real), ("clustered", clustered(generator("int8"), 2000, 64))):
+    v_rows = np.concatenate([g.v_rows for g in real()])
+    for name, x in (("real", v_rows), ("clustered", clustered(generator("int8"), 2000, 64))):
         exact = x.astype(float)
         integer = ((reconstruct_rows(*quantize_rows(x)) - exact) ** 2).sum()
         ratio = integer / ((quantize_int8(exact) - exact) ** 2).sum()
