@@ -6,14 +6,20 @@ import re
 import numpy as np
 import pytest
 
+import golden.kvo_method
 import sim.demo
+import sim.demo_parts
 from cocotb_tests.golden import tiny_model
+from golden.account import Account
+from golden.attention import Fetch
 from golden.calibrate import calibration_for
+from golden.dsq.record import RecordLayout
 from golden.model import load_model, prefill
 from golden.settings import default_settings
 from sim.demo_groups import check_count, choose, golden_record, golden_rows, row_difference, word_difference
+from sim.demo_parts import PARTS, counted_parts
 from sim.demo_plots import rebuilt_values
-from sim.demo_rtl import HardwareError, hardware_config, preset_name
+from sim.demo_rtl import HardwareError, Rebuilt, Records, hardware_config, preset_name
 
 CONTEXT, SCORED, GROUPS = 320, 64, 4
 
@@ -57,6 +63,8 @@ def test_hardware_and_golden_agree(run, tmp_path):
     own, hardware = figures["rows"][-1], figures["hardware"]
     for printed in (f"{100 * own['read_fraction']:.2f}%", f"{own['kl']:.4f}", f"{own['stored_bits']:.2f}"):
         assert printed in output
+    assert sum(own["parts"].values()) == pytest.approx(own["read_fraction"])
+    assert {"scan", "k_delta", "v_delta", "int8"} <= set(own["parts"]) <= set(PARTS)
     assert hardware["groups"] == GROUPS
     assert hardware["quantizer"]["words_equal"] == GROUPS * hardware["record_bytes"] // 16
     assert hardware["dequantizer"]["elements_equal"] == GROUPS * 2 * 64 * tiny_model.HEAD_DIM
@@ -65,24 +73,48 @@ def test_hardware_and_golden_agree(run, tmp_path):
         assert (tmp_path / "out" / f"{plot}.png").stat().st_size > 10_000
 
 
-def test_wrong_record_word_is_named(run, monkeypatch):
+@pytest.fixture
+def perfect_hardware(monkeypatch):
+    """Golden in place of the simulated hardware, and one method alone."""
+
+    def compress(groups, config, settings, record_bytes, folder, advance):
+        records = [golden_record(group, settings) for group in groups]
+        advance(len(groups))
+        return Records(records=records, cycles_first=5, cycles=np.full(len(groups) - 1, 4), seconds=0.1)
+
+    def rebuild(groups, records, config, settings, folder, advance):
+        rows = [golden_rows(record, group, settings) for record, group in zip(records, groups, strict=True)]
+        return Rebuilt(rows=np.stack(rows), cycles=np.full(len(groups), 3), seconds=0.1)
+
+    monkeypatch.setattr(sim.demo, "compress", compress)
+    monkeypatch.setattr(sim.demo, "rebuild", rebuild)
+    monkeypatch.setattr(sim.demo, "METHODS", ("kvo",))
+
+
+def test_one_group_is_enough(run, perfect_hardware):
+    code, output, errors = run("--groups", "1")
+    assert code == 0, errors
+    assert "Hardware and golden agree on 1 group." in output
+
+
+def test_wrong_record_word_is_named(run, perfect_hardware, monkeypatch):
     def other(group, settings):
         record = golden_record(group, settings)
-        record[37] ^= 0x10 if group.number == 3 else 0
+        record[37] ^= 0x10 if group.kv_head == 1 else 0
         return record
 
     monkeypatch.setattr(sim.demo, "golden_record", other)
     code, output, errors = run()
     assert code == 1
     assert re.fullmatch(
-        r"error: the quantizer differs from golden in layer 0, KV head 0, group 3: "
+        r"error: the quantizer differs from golden in layer 0, KV head 1, group 0: "
         r"word 2 of the record is 0x[0-9a-f]{32}, golden 0x[0-9a-f]{32}\n",
         errors,
     )
     assert "agree" not in output
 
 
-def test_wrong_element_is_named(run, monkeypatch):
+def test_wrong_element_is_named(run, perfect_hardware, monkeypatch):
     def other(record, group, settings):
         rows = golden_rows(record, group, settings)
         rows[1, 5, 7] += group.layer == 1
@@ -99,7 +131,7 @@ def test_wrong_element_is_named(run, monkeypatch):
     assert "agree" not in output
 
 
-def test_hardware_that_hangs_is_reported(run, monkeypatch):
+def test_hardware_that_hangs_is_reported(run, perfect_hardware, monkeypatch):
     def hang(*_):
         raise HardwareError("the quantizer did not finish: stream o, cycle 9: no transfer")
 
@@ -214,6 +246,19 @@ def test_first_difference_is_named(sample):
     assert row_difference(groups, other, rows) == (
         f"{groups[1]}: K row 63, channel 15 is {~rows[1][0, 63, 15]}, golden {rows[1][0, 63, 15]}"
     )
+
+
+def test_kinds_that_do_not_add_up_are_noticed(monkeypatch):
+    monkeypatch.setattr(sim.demo_parts, "add_fetch", lambda account, fetch, layout: account.fetch(bits=8))
+    fetch = Fetch(
+        scanned=np.ones(1, bool),
+        lower=np.ones((1, 1, 8), bool),
+        k_delta=np.ones((1, 1, 56), bool),
+        v_salient=np.ones((1, 1, 8), bool),
+        v_delta=np.ones((1, 1, 56), bool),
+    )
+    with counted_parts(), pytest.raises(RuntimeError, match="do not add up to 8 bits"):
+        golden.kvo_method.add_fetch(Account(), fetch, RecordLayout(salient_tokens=8))
 
 
 def test_default_geometry_is_a_preset():

@@ -23,6 +23,7 @@ from golden.plots import check_plot, plot_pareto
 from golden.scoring import Reference, check_scored, score, steps
 from golden.settings import KvoSettings, default_settings
 from sim.demo_groups import check_count, choose, golden_record, golden_rows, row_difference, word_difference
+from sim.demo_parts import PARTS, counted_parts
 from sim.demo_plots import plot_group, plot_traffic
 from sim.demo_rtl import HardwareError, Rebuilt, Records, compress, hardware_config, preset_name, rebuild
 from sim.simulators import ROOT
@@ -31,7 +32,6 @@ __all__ = ["main"]
 
 METHODS = ("int4", "kivi2", "kvo")
 OUTPUT = ROOT / "build" / "demo"
-WIDTH = 100
 
 
 class DifferenceError(Exception):
@@ -82,11 +82,12 @@ def evaluate(model: Model, sample: Prefill, text: str, scored: int, settings: Kv
     rows = []
     with bar(steps(model, scored) * len(METHODS), "decoding", "layer") as progress:
         for candidate in candidates(model, METHODS, settings, progress=False):
-            outcome = score(model, candidate.method, reference, DEFAULT_BURSTS, progress.update)
+            with counted_parts() as parts:
+                outcome = score(model, candidate.method, reference, DEFAULT_BURSTS, progress.update)
             row = to_row(model, candidate, text, context, outcome)
             row["read_bytes_per_token"] = outcome.account.read_bits / 8 / scored
             row["full_bytes_per_token"] = outcome.account.full_bits / 8 / scored
-            row["parts"] = dict(getattr(outcome.account, "parts", {}))
+            row["parts"] = {name: bits / outcome.account.full_bits for name, bits in parts.items() if bits}
             rows.append(row)
     heads = ["method", "bits stored", "read", "32 B", "64 B", "KL", "perplexity", "top-1"]
     lines = [heads, ["FP16", "16.00", "100.00%", "", "", "0", f"{rows[0]['ppl_reference']:.2f}", "1.000"]]
@@ -103,6 +104,9 @@ def evaluate(model: Model, sample: Prefill, text: str, scored: int, settings: Kv
     show("per token", f"{full:,.0f} bytes fetched with FP16, {read:,.0f} with kvo: {full / read:.1f} times fewer")
     error = 100 * own["ppl_change_error"]
     show("", f"(standard error of the perplexity change: {error:.1f}%; KL is the sharper measure)")
+    show("what kvo", "fetches, as shares of FP16 traffic:")
+    for name, share in own["parts"].items():
+        show("", f"{100 * share:5.2f}%  {PARTS[name]}")
     return rows
 
 
@@ -263,7 +267,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError(f"cannot write {figures}: {error.strerror}") from error
         show("figures", f"{_short(figures)}: everything printed here")
     minutes, rest = divmod(round(time.perf_counter() - began), 60)
-    print(f"\nHardware and golden agree on {args.groups} groups. Done in {minutes} min {rest} s.")
+    plural = "s" if args.groups > 1 else ""
+    print(f"\nHardware and golden agree on {args.groups} group{plural}. Done in {minutes} min {rest} s.")
     return 0
 
 

@@ -16,16 +16,18 @@ from golden.errors import UserError
 from golden.evaluate import Row
 from golden.settings import KvoSettings
 from sim.demo_groups import Group
+from sim.demo_parts import PARTS
 
 __all__ = ["plot_group", "plot_traffic", "rebuilt_values"]
 
-PARTS = {
-    "scan": ("scan of base tokens (upper nibbles, headers)", "#1b6ca8"),
-    "k_lower": ("K base rows, lower nibbles", "#3fa7d6"),
-    "k_delta": ("K deltas", "#8fd0e6"),
-    "v_salient": ("V salient rows", "#d1495b"),
-    "v_delta": ("V deltas", "#edae9c"),
-    "int8": ("open and waiting groups, INT8", "#9a9a9a"),
+COLOURS = {
+    "scan": "#1b4f72",
+    "k_lower": "#2e86c1",
+    "k_delta": "#85c1e9",
+    "k_fine": "#d4e6f1",
+    "v_salient": "#b03a2e",
+    "v_delta": "#e6a49c",
+    "int8": "#9a9a9a",
 }
 
 
@@ -63,10 +65,9 @@ def plot_traffic(rows: Sequence[Row], path: Path) -> None:
     source = f"{own['model']}, {own['context']} tokens of {Path(own['text']).name}"
     above.set_title(f"KV cache bytes fetched per token: {source}")
     left = 0.0
-    for name, bits in own["parts"].items():
-        label, colour = PARTS[name]
-        share = bits / sum(own["parts"].values()) * own["read_fraction"]
-        below.barh([own["method"]], [100 * share], left=100 * left, color=colour, label=f"{label}: {100 * share:.2f}%")
+    for name, share in own["parts"].items():
+        label = f"{PARTS[name]}: {100 * share:.2f}%"
+        below.barh([own["method"]], [100 * share], left=100 * left, color=COLOURS[name], label=label)
         left += share
     below.set_xlim(0, 100 * own["read_fraction"])
     below.set_xlabel("share of FP16 traffic, %")
