@@ -197,9 +197,10 @@ def unpack(
     if exponent > MAX_EXPONENT:
         raise RecordError(f"row scales must have exponents of at most {MAX_EXPONENT}, not {exponent}")
     base = _get(record, layout.upper, head_dim) << 4 | _get(record, layout.lower, head_dim)
-    k_delta = _get(record, layout.k_delta, head_dim)
-    if delta_bits > COARSE_BITS:
-        k_delta = k_delta << (delta_bits - COARSE_BITS) | _get(record, layout.k_fine, head_dim)
+    fine_bits = delta_bits - COARSE_BITS
+    k_delta = _get(record, layout.k_delta, head_dim) << np.uint8(fine_bits)
+    if fine_bits:
+        k_delta |= _get(record, layout.k_fine, head_dim)
     return CompressedGroup(
         k_base=base.view(np.int8),
         k_base_scale=k_scale,
