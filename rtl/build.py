@@ -104,13 +104,14 @@ def emit(block: Block, config: AcceleratorConfig) -> tuple[str, dict[str, Any]]:
     The Verilog is the same in every process that runs with `PYTHONHASHSEED=0`.
     """
     component = block.create(config)
-    text = _plain_names(verilog(component, name=block.module))
+    text = _plain(verilog(component, name=block.module))
     head = f"// {block.module} of KVO {version('kvo')}: {block.summary}.\n// Config: {json.dumps(config.to_dict())}\n"
     return head + text.lstrip(), _described(block, component, config)
 
 
-def _plain_names(text: str) -> str:
-    r"""Replace the escaped names of submodules, such as `\kvo_x.parser.header `, by plain ones."""
+def _plain(text: str) -> str:
+    r"""Replace escaped names of submodules, such as `\kvo_x.parser.header `, and leave out wires without any bit."""
+    text = re.sub(r"^ *(?:wire|reg) \[-1:0\] .*\n", "", text, flags=re.MULTILINE)
     names: dict[str, str] = {}
     for name in re.findall(r"^module (\S+)", text, re.MULTILINE):
         plain = re.sub(r"\W", "_", re.sub(r"\$\d+", "", name.lstrip("\\")))
