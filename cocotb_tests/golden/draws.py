@@ -73,6 +73,10 @@ def state(
 
 
 @cache
+def _real(settings: KvoSettings) -> tuple[RealGroup, ...]:
+    return tuple(real_groups(27, settings=settings))
+
+
 def real(**changes: int) -> tuple[RealGroup, ...]:
     """Groups of SmolLM2, three of each head of three layers, under the default settings with some changes."""
-    return tuple(real_groups(27, settings=replace(default_settings(), **changes)))
+    return _real(replace(default_settings(), **changes))

@@ -2,9 +2,10 @@
 
 from fractions import Fraction
 from itertools import pairwise
-from math import floor
+from math import ceil, floor
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,12 +70,13 @@ def test_divide_scale_matches_exact_fractions(numerator, denominator):
     assert divide_scale(numerator, denominator) == exact_divide(numerator, denominator)
 
 
-@given(st.integers(0, 255), st.integers(1, 2**20), st.integers(-1, 1))
-def test_divide_scale_rounds_midpoints_up(code, denominator, change):
-    middle = (VALUES[code] + VALUES[min(code + 1, 255)]) / 2
-    numerator = min(floor(middle * denominator) + change, 2**43 - 1)
-    if numerator >= 0:
-        assert divide_scale(numerator, denominator) == exact_divide(numerator, denominator)
+@pytest.mark.parametrize("denominator", [1 << 12, 5000, 99991, (1 << 18) - 1])
+def test_divide_scale_rounds_midpoints_up(denominator):
+    """The smallest quotient that reaches the middle of two scales, for all of them, and the largest below it."""
+    codes = range(8, 255)
+    numerators = np.array([ceil((VALUES[c] + VALUES[c + 1]) / 2 * denominator) for c in codes])
+    np.testing.assert_array_equal(divide_scale(numerators, denominator), [c + 1 for c in codes])
+    np.testing.assert_array_equal(divide_scale(numerators - 1, denominator), codes)
 
 
 @given(st.integers(0, 255), st.integers(0, 11))
