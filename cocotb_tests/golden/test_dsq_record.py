@@ -127,17 +127,17 @@ def test_default_layout_by_hand():
 
 
 def test_two_planes_by_hand():
-    layout = RecordLayout(salient_tokens=8, delta_bits=4)
-    assert layout.header_bytes == 28
+    layout = RecordLayout(salient_tokens=10, delta_bits=4)
+    assert layout.header_bytes == 34
     assert [(part.offset, part.stride, part.rows, part.code_bits) for part in sections(layout)] == [
-        (32, 32, 8, 4),
-        (288, 32, 8, 4),
-        (544, 16, 56, 2),
-        (1440, 16, 56, 2),
-        (2336, 64, 8, 8),
-        (2848, 16, 56, 2),
+        (48, 32, 10, 4),
+        (368, 32, 10, 4),
+        (688, 16, 54, 2),
+        (1552, 16, 54, 2),
+        (2416, 64, 10, 8),
+        (3056, 16, 54, 2),
     ]
-    assert layout.record_bytes == 3744 == 234 * 16
+    assert layout.record_bytes == 3920 == 245 * 16
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from golden.mha.softmax import PROBABILITY_BITS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "numerics.md").read_text(encoding="utf-8")
-LAYOUT = RecordLayout(salient_tokens=8, delta_bits=4)
+LAYOUT = RecordLayout(salient_tokens=10, delta_bits=4)
 
 
 def example() -> np.ndarray:
@@ -37,7 +37,7 @@ def example() -> np.ndarray:
             k_norm=50000,
             v_norm=13000,
         ),
-        salient_tokens=8,
+        salient_tokens=10,
         delta_bits=4,
     )
 
