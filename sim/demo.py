@@ -30,7 +30,7 @@ from sim.simulators import ROOT
 
 __all__ = ["main"]
 
-METHODS = ("int4", "kivi2", "kvo")
+METHODS = ("int8", "int4", "kivi2", "h2o", "snapkv", "quest", "kvo")
 OUTPUT = ROOT / "build" / "demo"
 
 
@@ -85,6 +85,7 @@ def evaluate(model: Model, sample: Prefill, text: str, scored: int, settings: Kv
             with counted_parts() as parts:
                 outcome = score(model, candidate.method, reference, DEFAULT_BURSTS, progress.update)
             row = to_row(model, candidate, text, context, outcome)
+            row["model"] = model.path.stem
             row["read_bytes_per_token"] = outcome.account.read_bits / 8 / scored
             row["full_bytes_per_token"] = outcome.account.full_bits / 8 / scored
             row["parts"] = {name: bits / outcome.account.full_bits for name, bits in parts.items() if bits}

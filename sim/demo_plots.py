@@ -49,7 +49,7 @@ def _save(figure: Any, path: Path) -> None:
 
 def plot_traffic(rows: Sequence[Row], path: Path) -> None:
     """Bars of the bytes fetched per token: FP16 and every method above, the kinds of the last method's bytes below."""
-    figure = _figure(9, 5)
+    figure = _figure(9, 3.2 + 0.4 * len(rows))
     above, below = figure.subplots(2, 1, gridspec_kw={"height_ratios": [len(rows) + 1, 1.6]})
     own, full = rows[-1], rows[-1]["full_bytes_per_token"]
     names, shares = ["FP16", *(row["method"] for row in rows)], [1.0, *(row["read_fraction"] for row in rows)]
