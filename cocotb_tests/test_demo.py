@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from sim.demo_plots import rebuilt_values
 from sim.demo_rtl import HardwareError, Rebuilt, Records, hardware_config, preset_name
 
 CONTEXT, SCORED, GROUPS = 320, 64, 4
+SETTINGS = replace(default_settings(), bus_bits=32)  # a narrow bus builds fast
+WORD_BYTES = 4
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,8 @@ def sample(model_file, tmp_path_factory):
     """Model, prefill, calibration and settings; their cache folder serves all tests of this file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVO_CACHE", str(tmp_path_factory.mktemp("cache")))
-        model, settings = load_model(model_file), default_settings()
+        patch.setattr(sim.demo, "default_settings", lambda: SETTINGS)
+        model, settings = load_model(model_file), SETTINGS
         calibration = calibration_for(model, settings, context=512, progress=False)
         yield model, prefill(model, "legal", CONTEXT, progress=False), calibration, settings
 
@@ -66,7 +70,7 @@ def test_hardware_and_golden_agree(run, tmp_path):
     assert sum(own["parts"].values()) == pytest.approx(own["read_fraction"])
     assert {"scan", "k_delta", "v_delta", "int8"} <= set(own["parts"]) <= set(PARTS)
     assert hardware["groups"] == GROUPS
-    assert hardware["quantizer"]["words_equal"] == GROUPS * hardware["record_bytes"] // 16
+    assert hardware["quantizer"]["words_equal"] == GROUPS * hardware["record_bytes"] // WORD_BYTES
     assert hardware["dequantizer"]["elements_equal"] == GROUPS * 2 * 64 * tiny_model.HEAD_DIM
     assert f"at most {hardware['quantizer']['cycles_most']:,}" in output
     for plot in ("traffic", "pareto", "group"):
@@ -100,7 +104,7 @@ def test_one_group_is_enough(run, perfect_hardware):
 def test_wrong_record_word_is_named(run, perfect_hardware, monkeypatch):
     def other(group, settings):
         record = golden_record(group, settings)
-        record[37] ^= 0x10 if group.kv_head == 1 else 0
+        record[9] ^= 0x10 if group.kv_head == 1 else 0
         return record
 
     monkeypatch.setattr(sim.demo, "golden_record", other)
@@ -108,7 +112,7 @@ def test_wrong_record_word_is_named(run, perfect_hardware, monkeypatch):
     assert code == 1
     assert re.fullmatch(
         r"error: the quantizer differs from golden in layer 0, KV head 1, group 0: "
-        r"word 2 of the record is 0x[0-9a-f]{32}, golden 0x[0-9a-f]{32}\n",
+        r"word 2 of the record is 0x[0-9a-f]{8}, golden 0x[0-9a-f]{8}\n",
         errors,
     )
     assert "agree" not in output
@@ -229,14 +233,14 @@ def test_first_difference_is_named(sample):
     model, cache, calibration, settings = sample
     groups = choose(model.config, cache, calibration, settings, 2)
     records = [golden_record(group, settings) for group in groups]
-    assert word_difference(groups, records, records, 128) is None
+    assert word_difference(groups, records, records, 32) is None
     wrong = [records[0], records[1].copy()]
-    wrong[1][16] ^= 1
-    sentence = word_difference(groups, wrong, records, 128)
+    wrong[1][4] ^= 1
+    sentence = word_difference(groups, wrong, records, 32)
     assert sentence.startswith(f"{groups[1]}: word 1 of the record is 0x")
-    short = [records[0][:-16], records[1]]
-    words = len(records[0]) // 16
-    assert word_difference(groups, short, records, 128) == (
+    short = [records[0][:-WORD_BYTES], records[1]]
+    words = len(records[0]) // WORD_BYTES
+    assert word_difference(groups, short, records, 32) == (
         f"{groups[0]}: the record has {words - 1} words, golden {words}"
     )
     rows = [golden_rows(record, group, settings) for record, group in zip(records, groups, strict=True)]

@@ -151,8 +151,15 @@ def corner_groups(config: DsqConfig, draw: random.Random) -> list[Group]:
     spikes = np.where(channel == head_dim - 1, HIGHEST, zeros).astype(np.int16)
     signs = np.array([[draw.choice((LOWEST, HIGHEST)) for _ in channel] for _ in token], np.int16)
     ramp = (token * 64 + channel * 0).astype(np.int16)
-    ends = np.where(token % 2 + channel * 0 == 0, HIGHEST, LOWEST).astype(np.int16)
+    alone = replace(plain, salient_tokens=1).salient
+    k_ends = np.where(token + channel * 0 == alone, HIGHEST, LOWEST).astype(np.int16)
+    v_ends = np.where(channel % 2 + token * 0, HIGHEST, LOWEST).astype(np.int16)
     bits = (token % 2 + channel * 0).astype(np.int16)
+    few = np.array([[draw.randint(-5, 5) for _ in channel] for _ in token], np.int16)
+    halves = 128 + channel % 4 * 128  # shapes of 1/2, 1, 3/2 and 2
+    unit = Calibration(
+        k_shape=halves, v_shape=halves, v_mean=halves * 0, k_norm=int(halves.sum()), v_norm=int(halves.sum())
+    )
     far = replace(c, v_mean=np.where(channel % 2, LOWEST, HIGHEST))
     ones = np.ones(head_dim, np.int64)
     least = Calibration(k_shape=ones, v_shape=ones, v_mean=ones, k_norm=MAX_NORM, v_norm=MAX_NORM)
@@ -163,6 +170,7 @@ def corner_groups(config: DsqConfig, draw: random.Random) -> list[Group]:
     return [
         plain,
         changed("one salient", salient_tokens=1),
+        changed("two salient", salient_tokens=min(2, most)),
         changed("most salient", salient_tokens=most, first_group=True),
         changed("all salient", salient_tokens=tokens),
         changed("all-zero", k_rows=zeros, v_rows=zeros),
@@ -172,10 +180,11 @@ def corner_groups(config: DsqConfig, draw: random.Random) -> list[Group]:
         # Several bases at the same distance: the first one wins.
         changed("equal tokens", k_rows=np.tile(plain.k_rows[:1], (tokens, 1)), salient_tokens=most),
         changed("saturated", k_rows=signs, v_rows=-1 - signs, salient_tokens=most),
-        changed("differences of full range", k_rows=ends, v_rows=ends, calibration=far, salient_tokens=1),
+        changed("differences of full range", k_rows=k_ends, v_rows=v_ends, calibration=far, salient_tokens=1),
         changed("ramp: bases on both sides at the same distance", k_rows=ramp, v_rows=ramp),
         changed("equal masses", mass=np.full(tokens, 77, np.uint32), salient_tokens=most),
         changed("equal masses, sinks", mass=np.zeros(tokens, np.uint32), salient_tokens=most, first_group=True),
+        changed("differences equal to steps", k_rows=few, v_rows=few, calibration=unit),
         changed("group scales underflow, steps below one unit", k_rows=bits, v_rows=zeros, calibration=least),
         changed("group scales overflow", v_rows=signs, calibration=replace(far, k_norm=1, v_norm=1)),
         changed("all salient behind others", salient_tokens=tokens, first_group=True),

@@ -100,7 +100,10 @@ def quantized_record(
 
 
 def random_record(draw: random.Random, config: DsqConfig, salient: int) -> NDArray[np.uint8]:
-    """A record of random fields: any codes, row scales up to the largest exponent, group scales and run lengths."""
+    """A record of random fields: any codes, row scales up to the largest exponent, group scales and run lengths.
+
+    What no field uses, and should be zero, is random, too.
+    """
     generator = np.random.default_rng(draw.getrandbits(64))
     rest, head_dim = config.group_tokens - salient, config.head_dim
     row_scale_end = (MAX_EXPONENT + 1) << 3
@@ -120,7 +123,17 @@ def random_record(draw: random.Random, config: DsqConfig, salient: int) -> NDArr
         v_delta=generator.integers(1 << VALUE_BITS, size=(rest, head_dim)).astype(np.uint8),
         order=np.zeros(0, np.int64),
     )
-    return pack(group, _layout(config, salient))
+    layout = _layout(config, salient)
+    return pack(group, layout) | _unused_bits(generator, group, layout)
+
+
+def _unused_bits(generator: np.random.Generator, group: CompressedGroup, layout: RecordLayout) -> NDArray[np.uint8]:
+    """Random values for the bits of a record that belong to no field."""
+    full = {name: np.full_like(getattr(group, name), -1) for name in ("k_base", "v_salient")}
+    full |= {name: np.full_like(getattr(group, name), 255) for name in ("k_delta", "v_delta")}
+    used = pack(replace(group, **full), layout)
+    used[: layout.header_bytes] = 255
+    return generator.integers(256, size=len(used)).astype(np.uint8) & ~used
 
 
 def make_record(record: NDArray[np.uint8], config: DsqConfig, calibration: Calibration) -> Record:
@@ -189,8 +202,16 @@ def _with_byte(record: Record, config: DsqConfig, at: int, value: int) -> list[t
 
 
 def _bad_salient(record: Record, config: DsqConfig, draw: random.Random) -> Record:
-    impossible = [0, *range(config.max_salient + 1, config.group_tokens), *range(config.group_tokens + 1, 256)]
-    return _broken_at(record, _with_byte(record, config, 0, draw.choice(impossible)), 0)
+    kinds = [[0], range(config.max_salient + 1, config.group_tokens), range(config.group_tokens + 1, 256)]
+    value = draw.choice(draw.choice([kind for kind in kinds if len(kind)]))
+    return _broken_at(record, _with_byte(record, config, 0, value), 0)
+
+
+def _too_many_salient(record: Record, config: DsqConfig, draw: random.Random) -> Record:
+    """A record that is right but for the hardware's ``max_salient``."""
+    salient = draw.randint(config.max_salient + 1, config.group_tokens - 1)
+    calibration = make_calibration(draw, config.head_dim)
+    return _broken_at(record, make_record(random_record(draw, config, salient), config, calibration).words, 0)
 
 
 def _bad_delta_bits(record: Record, config: DsqConfig, draw: random.Random) -> Record:
@@ -208,7 +229,7 @@ def _bad_runs(record: Record, config: DsqConfig, draw: random.Random) -> Record:
 
 def _bad_row_scale(section: int) -> Callable[[Record, DsqConfig, random.Random], Record]:
     def broken(record: Record, config: DsqConfig, draw: random.Random) -> Record:
-        row = draw.randrange(record.salient)
+        row = draw.choice((0, record.salient - 1, draw.randrange(record.salient)))
         at = HEADER_BYTES + record.salient * (1 if section == K_BASE else 2) + row
         words = _with_byte(record, config, at, draw.randrange((MAX_EXPONENT + 1) << 3, 256))
         shows = (b for b in record.beats if b.section == section)
@@ -245,6 +266,7 @@ def _first_again(record: Record, config: DsqConfig, draw: random.Random) -> Reco
 
 FAULTS: dict[str, Any] = {
     "salient": _bad_salient,
+    "too_many_salient": _too_many_salient,
     "delta_bits": _bad_delta_bits,
     "runs": _bad_runs,
     "k_scale": _bad_row_scale(K_BASE),

@@ -58,7 +58,7 @@ def test_matches_golden_in_small_geometries(simulator, delta_bits):
 @pytest.mark.parametrize(
     "config",
     [
-        pytest.param(geometry(16, 16, 5, 128, 4), id="several-rows-a-word"),
+        pytest.param(geometry(16, 16, 7, 128, 4), id="several-rows-a-word"),
         pytest.param(geometry(24, 16, 3, 64, 2), id="padded-rows"),
     ],
 )

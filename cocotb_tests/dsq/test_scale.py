@@ -28,7 +28,7 @@ def test_matches_golden_in_small_geometries(simulator, numerator_bits, denominat
 
 @launch.simulators("verilator")
 def test_matches_golden(simulator):
-    run(simulator, 38, 26)
+    run(simulator, 36, 26)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Cat, Module, Signal, Value, signed
+from amaranth.hdl import Cat, Module, Signal, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -20,7 +20,8 @@ class BaseRows(wiring.Component):
     Where a row takes several base words, the even and the odd ones lie in two memories, since a delta word has the
     elements of up to two. Where a base word has several rows, row r lies in memory r mod rows-a-word; where a delta
     word has several rows, all memories are there once for each of them, because each row may have any base. Reading is
-    combinational, and what was written shows from the next cycle on. Rows from ``max_salient`` on are not kept.
+    combinational, and what was written shows from the next cycle on. Rows from ``max_salient`` on, which only a record
+    without deltas has, go anywhere.
 
     Members
     -------
@@ -58,9 +59,6 @@ class BaseRows(wiring.Component):
         m.submodules[name] = memory
         return memory.write_port(), memory.read_port(domain="comb")
 
-    def _kept(self, row: Value) -> Value:
-        return row < self.config.max_salient
-
     def _wide(self, m: Module) -> None:
         """Rows of several base words: memories of the even and the odd words; a delta word has one or two of them."""
         width = self.base.codes
@@ -71,7 +69,7 @@ class BaseRows(wiring.Component):
         for odd in range(2):
             write, read = self._memory(m, f"{'odd' if odd else 'even'}_words", width, self.config.max_salient * pairs)
             m.d.comb += [
-                write.en.eq(self.w_en & (parity == odd) & self._kept(self.w_row)),
+                write.en.eq(self.w_en & (parity == odd)),
                 write.addr.eq(Cat(self.w_channel[pair], self.w_row)),
                 write.data.eq(self.w_data),
                 read.addr.eq(Cat(self.r_channel[pair], self.r_rows[0])),
@@ -90,7 +88,7 @@ class BaseRows(wiring.Component):
             for i in range(rows):
                 write, read = self._memory(m, f"rows_{reader}_{i}", head_dim, depth)
                 m.d.comb += [
-                    write.en.eq(self.w_en & self._kept(self.w_row + i)),
+                    write.en.eq(self.w_en),
                     write.addr.eq(self.w_row[row_bits:]),
                     write.data.eq(Cat(self.w_data[i * head_dim + c] for c in range(head_dim))),
                     read.addr.eq(self.r_rows[reader][row_bits:]),
