@@ -56,6 +56,15 @@ def test_scores_round_any_product_of_scales(dot, q_scale, k_scale, shift):
     assert made[0, 0] == exact_score(q.tolist(), q_scale, k.tolist(), k_scale, shift)
 
 
+@given(st.lists(st.integers(-127, 127), min_size=8, max_size=8), st.integers(8, 15), st.integers(16, 23))
+def test_scores_are_exact_to_their_last_bit(codes, q_scale, k_scale):
+    """Products of up to 29 bits give scores of 20 bits and more, with few bits behind the point: ties are common."""
+    q, k = np.full(128, 127, np.int8), np.array([*codes, *[90] * 120], np.int8)
+    for shift in range(-14, -8):
+        made = scores(q[None], np.array([q_scale], np.uint8), k[None], np.array([k_scale], np.uint8), shift=shift)
+        assert made[0, 0] == exact_score(q.tolist(), q_scale, k.tolist(), k_scale, shift)
+
+
 def test_scores_saturate_both_ways():
     q, code = np.full((1, 64), 127, np.int8), np.array([129], np.uint8)
     k = np.concatenate([q, -q])
