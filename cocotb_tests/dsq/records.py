@@ -209,6 +209,8 @@ def _bad_salient(record: Record, config: DsqConfig, draw: random.Random) -> Reco
 
 def _too_many_salient(record: Record, config: DsqConfig, draw: random.Random) -> Record:
     """A record that is right but for the hardware's ``max_salient``."""
+    if config.max_salient + 1 == config.group_tokens:
+        return _bad_salient(record, config, draw)
     salient = draw.randint(config.max_salient + 1, config.group_tokens - 1)
     calibration = make_calibration(draw, config.head_dim)
     return _broken_at(record, make_record(random_record(draw, config, salient), config, calibration).words, 0)
@@ -229,7 +231,7 @@ def _bad_runs(record: Record, config: DsqConfig, draw: random.Random) -> Record:
 
 def _bad_row_scale(section: int) -> Callable[[Record, DsqConfig, random.Random], Record]:
     def broken(record: Record, config: DsqConfig, draw: random.Random) -> Record:
-        row = draw.choice((0, record.salient - 1, draw.randrange(record.salient)))
+        row = draw.choice((record.salient - 1, draw.randrange(record.salient)))
         at = HEADER_BYTES + record.salient * (1 if section == K_BASE else 2) + row
         words = _with_byte(record, config, at, draw.randrange((MAX_EXPONENT + 1) << 3, 256))
         shows = (b for b in record.beats if b.section == section)

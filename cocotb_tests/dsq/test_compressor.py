@@ -20,7 +20,7 @@ def run(simulator: str, config: DsqConfig, groups: int, real_groups: int = 0) ->
             "config": asdict(config),
             "groups": groups,
             "real_groups": real_groups,
-            "salient_tokens": sorted({1, 2, 3, config.max_salient * 3 // 4, config.max_salient, config.group_tokens}),
+            "salient_tokens": sorted({1, 2, 3, config.max_salient * 13 // 16, config.max_salient, config.group_tokens}),
         },
         simulators=simulator,
     )
