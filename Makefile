@@ -3,6 +3,9 @@
 PYTHON_ENV := .venv/bin/python
 export PYTHONHASHSEED := 0
 
+# Several tests run at once: more than one BLAS thread in each would only make them wait for each other.
+test nightly sim: export OPENBLAS_NUM_THREADS := 1
+
 # Variables of 'make sim' and the tests; see 'make help'.
 SIM ?=
 TEST ?=
@@ -40,7 +43,7 @@ test: setup lint ## lint, type check and all tests on both simulators
 nightly: setup ## all tests, the long ones too, with fresh random vectors, and the full evaluation
 	@mkdir -p build/junit build/nightly
 	SIM='$(SIM)' SEED='$(SEED)' $(PYTHON_ENV) -m pytest -n $(JOBS) -q --junit-xml=build/junit/nightly.xml
-	$(PYTHON_ENV) -m golden.evaluate --context 4096 --method all --json build/nightly/evaluation.json \
+	OPENBLAS_NUM_THREADS=$(JOBS) $(PYTHON_ENV) -m golden.evaluate --context 4096 --method all --json build/nightly/evaluation.json \
 		--plot build/nightly/evaluation.png
 
 sim: setup ## run the simulator tests of one block or of all: SIM= TEST= SEED= WAVES=
