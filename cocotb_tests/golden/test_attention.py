@@ -1,4 +1,4 @@
-"""Two-phase attention on the compressed cache: error against float, degenerate rows, what a fetch says, no more."""
+"""Two-phase attention on the compressed cache: error against float, degenerate rows, blocks, mass."""
 
 import copy
 from dataclasses import replace
@@ -6,41 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cocotb_tests.golden.draws import calibration, clustered, generator, real, state
+from cocotb_tests.golden.attention_cases import HEADS, SETTINGS, prepared, queries
+from cocotb_tests.golden.draws import calibration, clustered, generator, real
 from golden.attention import Fetch, attend, coarse_levels
 from golden.dsq.compressor import compress
 from golden.dsq.dequantizer import decode_deltas, expand
 from golden.dsq.rotation import rotation_block, rotation_shift
 from golden.dsq.row_quantizer import quantize_rows, quantize_token_rows, reconstruct_rows
 from golden.dsq.salient import pick_salient
-from golden.hcap.estimator import upper_nibble
 from golden.reference import attention, hadamard
-from golden.settings import KvoSettings, default_settings
+from golden.settings import default_settings
 from golden.state import Groups, HeadState
-
-SETTINGS = KvoSettings(
-    group_tokens=16,
-    salient_tokens=4,
-    sink_tokens=2,
-    delta_bits=4,
-    history_drop=0.25,
-    keep_fraction=0.5,
-    estimate_margin=4.0,
-    value_margin=3.0,
-)
-HEADS = 3
-
-
-def queries(draw: np.random.Generator, count: int, head_dim: int) -> np.ndarray:
-    """Query rows of some heads, for scores of about two base-2 units at a shift of 15 and 64 channels."""
-    return draw.normal(0, 700, (HEADS, count, head_dim)).astype(np.int16)
-
-
-def prepared(label: str, settings: KvoSettings, *, groups: int = 12, count: int = 6, head_dim: int = 64):
-    """A cache with ``count`` tokens in its open group, and their queries."""
-    draw = generator("attention", label, head_dim)
-    made = state(draw, settings, groups * settings.group_tokens, head_dim, opened=count)
-    return made, queries(draw, count, head_dim)
 
 
 def float_rows(made: HeadState) -> tuple[np.ndarray, np.ndarray]:
@@ -220,141 +196,6 @@ def test_pruning_that_drops_nothing_changes_nothing():
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(made.mass, whole.mass)
     np.testing.assert_array_equal(made.recent, whole.recent)
-
-
-def check_fetch(made: HeadState, fetch: Fetch) -> None:
-    """What holds of every fetch."""
-    groups, s = made.groups, made.settings
-    g = len(groups.run_length)
-    assert fetch.scanned[0] and (~fetch.scanned).sum() <= g * s.history_drop
-    for part in (fetch.lower, fetch.k_delta, fetch.v_salient, fetch.v_delta):
-        assert not part[:, ~fetch.scanned].any()
-    assert not (fetch.v_salient & ~fetch.lower).any()
-    assert not (fetch.v_delta & ~fetch.k_delta).any()
-    assert fetch.k_delta.sum(axis=(1, 2)).max() <= g * s.group_tokens * s.keep_fraction
-    for group, owner in enumerate(groups.base_of):
-        for base in np.unique(owner):
-            run = fetch.k_delta[:, group, owner == base]
-            assert (run.any(axis=1) == run.all(axis=1)).all()  # runs whole or not at all
-
-
-@pytest.mark.parametrize("delta_bits", [2, 4])
-def test_fetches_whole_runs_of_scanned_groups_within_the_limit(delta_bits):
-    made, q = prepared("fetch", replace(SETTINGS, delta_bits=delta_bits, value_margin=6.0), groups=20, count=16)
-    _, fetch = attend(made, q, shift=15)
-    check_fetch(made, fetch)
-    for name in ("lower", "k_delta", "v_salient", "v_delta"):
-        assert getattr(fetch, name).any() and not getattr(fetch, name).all(), name
-    assert not fetch.scanned.all()
-
-
-def test_drops_the_groups_with_the_least_history():
-    made, q = prepared("history", SETTINGS, groups=9)
-    made.history[:8] = [0, 800, 700, 1 << 20, 600, 1 << 22, 1 << 21, 1 << 20]
-    _, fetch = attend(made, q, shift=15)
-    # Two of eight may go; the first one is among the two lowest, and stays.
-    assert fetch.scanned.tolist() == [True, True, True, True, False, True, True, True]
-
-
-def other_rows(rows: np.ndarray, where: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-    """The rows with the drawn ones where the mask is set."""
-    return np.where(where[..., None], drawn, rows).astype(rows.dtype)
-
-
-def perturb(made: HeadState, fetch: Fetch, query: int | slice, draw: np.random.Generator) -> HeadState:
-    """Another cache, which differs in everything that ``query`` did not fetch."""
-    rows = range(len(fetch.lower))[query] if isinstance(query, slice) else [query]
-    masks = (getattr(fetch, name)[rows].any(axis=0) for name in ("lower", "k_delta", "v_salient", "v_delta"))
-    lower, k_delta, v_salient, v_delta = masks
-    groups, half, unseen = made.groups, 1 << (made.settings.delta_bits - 1), ~fetch.scanned
-    shape = groups.k_level.shape
-    k_base = other_rows(groups.k_base, ~lower, groups.k_base & ~15 | draw.integers(0, 16, groups.k_base.shape))
-    k_base = other_rows(k_base, unseen[:, None], draw.integers(-127, 128, k_base.shape))
-    # A run whose V is not read shows the upper two bits of its deltas; their other bits may be anything.
-    span = half // 2
-    magnitude = np.abs(groups.k_level) // 2 // span * span + draw.integers(0, span, shape)
-    k_level = other_rows(groups.k_level, k_delta & ~v_delta, np.sign(groups.k_level) * (2 * magnitude + 1))
-    k_level = other_rows(k_level, ~k_delta, 2 * draw.integers(-half, half, shape) + 1)
-
-    def scales(codes: np.ndarray) -> np.ndarray:
-        """Other scales in groups that are not scanned."""
-        drawn = draw.integers(60, 120, codes.shape)
-        return np.where(unseen.reshape(-1, *[1] * (codes.ndim - 1)), drawn, codes).astype(np.uint8)
-
-    made = copy.deepcopy(made)
-    made.groups = replace(
-        groups,
-        k_base=k_base,
-        k_base_scale=scales(groups.k_base_scale),
-        k_group_scale=scales(groups.k_group_scale),
-        v_salient_scale=scales(groups.v_salient_scale),
-        v_group_scale=scales(groups.v_group_scale),
-        k_level=k_level,
-        v_salient=other_rows(groups.v_salient, ~v_salient, draw.integers(-127, 128, groups.v_salient.shape)),
-        v_level=other_rows(groups.v_level, ~v_delta, 2 * draw.integers(-2, 2, shape) + 1),
-    )
-    return made
-
-
-@pytest.mark.parametrize("delta_bits", [2, 4])
-def test_what_is_not_fetched_does_not_count(delta_bits):
-    """Other content in everything that no query fetched: the same output, mass and fetch, bit for bit."""
-    made, q = prepared("perturb", replace(SETTINGS, delta_bits=delta_bits), groups=20)
-    other_draw = generator("other content", delta_bits)
-    before = copy.deepcopy(made)
-    out, fetch = attend(made, q, shift=15)
-    for _ in range(5):
-        other = perturb(before, fetch, slice(None), other_draw)
-        for name in ("k_base", "k_base_scale", "k_level", "k_group_scale", "v_salient", "v_level"):
-            assert (getattr(other.groups, name) != getattr(made.groups, name)).any(), name
-        same, other_fetch = attend(other, q, shift=15)
-        np.testing.assert_array_equal(same, out)
-        np.testing.assert_array_equal(other.mass, made.mass)
-        np.testing.assert_array_equal(other.recent, made.recent)
-        for name in Fetch.__dataclass_fields__:
-            np.testing.assert_array_equal(getattr(other_fetch, name), getattr(fetch, name), err_msg=name)
-
-
-@pytest.mark.parametrize("delta_bits", [2, 4])
-def test_what_one_query_does_not_fetch_does_not_count_for_it(delta_bits):
-    made, q = prepared("perturb one", replace(SETTINGS, delta_bits=delta_bits), groups=20)
-    other_draw = generator("other content for one", delta_bits)
-    before = copy.deepcopy(made)
-    out, fetch = attend(made, q, shift=15)
-    for i in range(q.shape[1]):
-        same, other_fetch = attend(perturb(before, fetch, i, other_draw), q, shift=15)
-        np.testing.assert_array_equal(same[:, i], out[:, i])
-        for name in ("lower", "k_delta", "v_salient", "v_delta"):
-            np.testing.assert_array_equal(getattr(other_fetch, name)[i], getattr(fetch, name)[i], err_msg=name)
-
-
-@pytest.mark.parametrize("field", ["k_base", "k_level", "v_salient", "v_level"])
-def test_what_is_fetched_counts(field):
-    """Other content in what a query fetched of one kind changes what comes out."""
-    made, q = prepared("counts", replace(SETTINGS, value_margin=6.0), groups=20, count=16)
-    before = copy.deepcopy(made)
-    out, fetch = attend(made, q, shift=15)
-    mask = {"k_base": "lower", "k_level": "k_delta", "v_salient": "v_salient", "v_level": "v_delta"}[field]
-    where = getattr(fetch, mask).any(axis=0)
-    assert where.any()
-    rows = getattr(before.groups, field)
-    other = np.where(where[..., None], -rows, rows).astype(np.int8)
-    before.groups = replace(before.groups, **{field: other})
-    changed, _ = attend(before, q, shift=15)
-    assert (changed != out).any()
-
-
-def test_estimate_decides_from_upper_nibbles_alone():
-    """Bases whose codes lie in the middle of their upper nibble have exact estimates: all that is near is found."""
-    made, q = prepared("middles", replace(SETTINGS, history_drop=0.0, keep_fraction=1.0, run_margin=64.0))
-    made.groups = replace(made.groups, k_base=upper_nibble(made.groups.k_base))
-    whole = copy.deepcopy(made)
-    _, fetch = attend(made, q, shift=15)
-    moved = copy.deepcopy(whole)
-    moved.groups = replace(moved.groups, k_base=(whole.groups.k_base & ~15).astype(np.int8))
-    _, other = attend(moved, q, shift=15)
-    np.testing.assert_array_equal(fetch.lower, other.lower)
-    np.testing.assert_array_equal(fetch.scanned, other.scanned)
 
 
 def test_coarse_levels_are_the_middle_of_what_the_upper_two_bits_leave_open():

@@ -146,17 +146,18 @@ def test_history_halves_at_each_close():
     assert not state.recent.any() and len(state.recent) == 4
 
 
-def test_mass_of_a_token_saturates_at_32_bits_for_the_pick():
-    """Masses beyond 32 bits count as equal, so the lower token wins."""
+@pytest.mark.parametrize(("fifth", "ninth", "picked"), [(7, 1 << 40, 9), ((1 << 32) - 1, 1 << 40, 5)])
+def test_mass_of_a_token_saturates_at_32_bits_for_the_pick(fifth, ninth, picked):
+    """Masses beyond 32 bits count as the largest one, so the lower token wins."""
     k, v, _, constants = draw_case(2)
     settings = KvoSettings(group_tokens=16, salient_tokens=1, sink_tokens=0)
     state = HeadState(settings, constants)
     state.append(k, v)
     mass = np.zeros(32, np.int64)
-    mass[5], mass[9] = (1 << 32) - 1, 1 << 40
+    mass[5], mass[9] = fifth, ninth
     state.observe(np.zeros(0, np.int64), mass)
     state.close_group()
-    assert state.closed[0].order[0] == 5
+    assert state.closed[0].order[0] == picked
 
 
 def test_stacked_groups_hold_the_fields_of_each():
