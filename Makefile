@@ -53,7 +53,7 @@ lint: setup ## check style (ruff) and types of golden/ (mypy)
 	@$(PYTHON_ENV) -m ruff check --output-format concise
 	@$(PYTHON_ENV) -m mypy
 
-synth: setup ## synthesize the blocks for ECP5 and write LUT, DSP and RAM counts under build/
+synth: setup ## synthesize the blocks for ECP5 and write LUT, DSP and RAM counts to fpga/results/
 	@$(PYTHON_ENV) -m fpga.synth --all
 
 clean: ## remove build/ (keeps .venv)
