@@ -5,6 +5,7 @@
 
 import argparse
 import hashlib
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +81,7 @@ class ModelCalibration:
                 names = ModelCalibration.__dataclass_fields__
                 arrays = {n: data[n] for n in names if n != "delta_bits"}
                 return ModelCalibration(**arrays, delta_bits=int(data["delta_bits"]))
-        except (OSError, ValueError, KeyError) as e:
+        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as e:
             raise UserError(f"cannot read calibration '{path}': {e}") from e
 
 
@@ -217,8 +218,9 @@ def main() -> None:
     settings = KvoSettings.from_toml(args.settings) if args.settings else default_settings()
     model = load_model(args.model)
     made = calibrate(model, prefill(model, args.text, args.context), settings)
-    made.save(Path(args.output).with_suffix(".npz"))
-    print(f"calibrated {model.config.layers} layers x {model.config.kv_heads} KV heads -> {args.output}")
+    output = Path(args.output).with_suffix(".npz")
+    made.save(output)
+    print(f"calibrated {model.config.layers} layers x {model.config.kv_heads} KV heads -> {output}")
 
 
 if __name__ == "__main__":
