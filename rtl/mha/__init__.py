@@ -1,0 +1,1 @@
+"""Multi-head attention on compressed KV: scores, softmax, value sum."""
