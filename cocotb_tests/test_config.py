@@ -7,7 +7,7 @@ import pytest
 
 from golden.errors import UserError
 from golden.settings import default_settings
-from rtl.config import PRESETS, AcceleratorConfig, DsqConfig, load_config, preset
+from rtl.config import PRESETS, AcceleratorConfig, DsqConfig, MhaConfig, load_config, preset
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,41 @@ def test_rejects_impossible_geometry(values, message):
         DsqConfig(**values)
 
 
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"q_heads": 0}, "q_heads must be from 1 to 8, not 0"),
+        ({"q_heads": 9}, "q_heads must be from 1 to 8, not 9"),
+        ({"tile_groups": 0}, "tile_groups must be a power of two from 1 to 1024, not 0"),
+        ({"tile_groups": 48}, "tile_groups must be a power of two from 1 to 1024, not 48"),
+        ({"tile_groups": 2048}, "tile_groups must be a power of two from 1 to 1024, not 2048"),
+        ({"max_groups": 0}, "max_groups must be from 1 to 1048576, not 0"),
+        ({"max_groups": (1 << 20) + 1}, "max_groups must be from 1 to 1048576, not 1048577"),
+    ],
+    ids=str,
+)
+def test_rejects_impossible_attention(values, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        MhaConfig(**values)
+
+
+def test_rejects_a_bus_wider_than_a_delta_row():
+    message = "dsq.bus_bits must be at most 2*head_dim=128, not 256"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        AcceleratorConfig(dsq=DsqConfig(bus_bits=256))
+
+
+def test_rows_take_whole_words():
+    config = DsqConfig(head_dim=80, bus_bits=128)
+    assert [config.row_words(bits) for bits in (2, 4, 8)] == [2, 3, 5]
+    assert [DsqConfig().row_words(bits) for bits in (2, 4, 8)] == [1, 2, 4]
+
+
 def test_accepts_ends_of_the_ranges():
     DsqConfig(head_dim=16, group_tokens=16, max_salient=1, lanes=4, bus_bits=32)
     DsqConfig(head_dim=128, group_tokens=128, max_salient=127, lanes=64, bus_bits=512, delta_bits=4)
+    MhaConfig(q_heads=1, tile_groups=1, max_groups=1)
+    MhaConfig(q_heads=8, tile_groups=1024, max_groups=1 << 20)
 
 
 def test_configs_are_frozen_and_keyword_only():
@@ -54,7 +86,7 @@ def test_presets_have_their_geometry():
     assert (geometry["tiny"].head_dim, geometry["tiny"].group_tokens) == (16, 16)
     assert (geometry["smollm2"].head_dim, geometry["smollm2"].bus_bits) == (64, 128)
     assert (geometry["ulx3s"].head_dim, geometry["ulx3s"].bus_bits) == (64, 32)
-    assert (geometry["llama2-7b"].head_dim, geometry["llama2-7b"].bus_bits) == (128, 512)
+    assert (geometry["llama2-7b"].head_dim, geometry["llama2-7b"].bus_bits) == (128, 256)
     assert geometry["dac25"].head_dim == 128
 
 
@@ -80,14 +112,14 @@ def written(tmp_path, text):
 
 
 def test_file_changes_what_it_names(tmp_path):
-    config = load_config(written(tmp_path, "[dsq]\nhead_dim = 32\nlanes = 8\n"))
-    assert config == AcceleratorConfig(dsq=DsqConfig(head_dim=32, lanes=8))
+    config = load_config(written(tmp_path, "[dsq]\nhead_dim = 32\nlanes = 8\nbus_bits = 64\n"))
+    assert config == AcceleratorConfig(dsq=DsqConfig(head_dim=32, lanes=8, bus_bits=64))
     assert load_config(written(tmp_path, "")) == AcceleratorConfig()
 
 
 def test_file_may_start_from_a_preset(tmp_path):
-    config = load_config(written(tmp_path, 'preset = "tiny"\n[dsq]\nbus_bits = 64\n'))
-    assert config.dsq == DsqConfig(head_dim=16, group_tokens=16, max_salient=4, lanes=4, bus_bits=64)
+    config = load_config(written(tmp_path, 'preset = "tiny"\n[dsq]\nmax_salient = 5\n'))
+    assert config.dsq == DsqConfig(head_dim=16, group_tokens=16, max_salient=5, lanes=4, bus_bits=32)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -101,7 +133,9 @@ def test_presets_read_back_from_toml(tmp_path, name):
     "text, message",
     [
         ("[dsq]\nwidth = 3\n", "unknown key 'dsq.width', the keys of dsq are head_dim, group_tokens, max_salient, "),
-        ("[mha]\n", "unknown key 'mha', the keys are preset, dsq"),
+        ("[gemm]\n", "unknown key 'gemm', the keys are preset, dsq, mha"),
+        ("[mha]\nq_heads = 9\n", "mha: q_heads must be from 1 to 8, not 9"),
+        ("[dsq]\nbus_bits = 512\n", "dsq.bus_bits must be at most 2*head_dim=128, not 512"),
         ("dsq = 3\n", "dsq must be a table, not 3"),
         ("[dsq]\nlanes = 'x'\n", "dsq.lanes must be of type int, not 'x'"),
         ("[dsq]\nlanes = 4.0\n", "dsq.lanes must be of type int, not 4.0"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from golden.errors import UserError
 
-__all__ = ["PRESETS", "AcceleratorConfig", "DsqConfig", "load_config", "preset"]
+__all__ = ["PRESETS", "AcceleratorConfig", "DsqConfig", "MhaConfig", "load_config", "preset"]
 
 
 def _require(condition: bool, requirement: str, value: object) -> None:
@@ -61,12 +61,43 @@ class DsqConfig:
         """Transfers of ``lanes`` channels that make up one row."""
         return self.head_dim // self.lanes
 
+    def row_words(self, code_bits: int) -> int:
+        """Bus words that a row of codes of so many bits takes, or shares with other rows."""
+        return -(-self.head_dim * code_bits // self.bus_bits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MhaConfig:
+    """Sizes of the attention core.
+
+    Parameters
+    ----------
+    q_heads: query heads that share a KV head, 1 to 8.
+    tile_groups: groups that are selected among at once, a power of two from 1 to 1024.
+    max_groups: the most groups that one query may scan, from 1 to 2**20.
+    """
+
+    q_heads: int = 3
+    tile_groups: int = 64
+    max_groups: int = 512
+
+    def __post_init__(self) -> None:
+        tile, most = self.tile_groups, self.max_groups
+        _require(1 <= self.q_heads <= 8, "q_heads must be from 1 to 8", self.q_heads)
+        _require(1 <= tile <= 1024 and tile & (tile - 1) == 0, "tile_groups must be a power of two from 1 to 1024", tile)
+        _require(1 <= most <= 1 << 20, "max_groups must be from 1 to 1048576", most)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AcceleratorConfig:
     """Everything that is fixed when the hardware is generated; one member for each kind of block."""
 
     dsq: DsqConfig = field(default_factory=DsqConfig)
+    mha: MhaConfig = field(default_factory=MhaConfig)
+
+    def __post_init__(self) -> None:
+        most = 2 * self.dsq.head_dim
+        _require(self.dsq.bus_bits <= most, f"dsq.bus_bits must be at most 2*head_dim={most}", self.dsq.bus_bits)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The config as nested dictionaries, as `load_config` would read them from TOML."""
@@ -77,7 +108,10 @@ class AcceleratorConfig:
 PRESETS: dict[str, tuple[str, AcceleratorConfig]] = {
     "tiny": (
         "small enough for quick simulations",
-        AcceleratorConfig(dsq=DsqConfig(head_dim=16, group_tokens=16, max_salient=4, lanes=4, bus_bits=32)),
+        AcceleratorConfig(
+            dsq=DsqConfig(head_dim=16, group_tokens=16, max_salient=4, lanes=4, bus_bits=32),
+            mha=MhaConfig(q_heads=2, tile_groups=4, max_groups=64),
+        ),
     ),
     "smollm2": (
         "SmolLM2-135M, the embedded default model: head_dim 64, 128-bit bus, 4-bit K deltas",
@@ -88,12 +122,16 @@ PRESETS: dict[str, tuple[str, AcceleratorConfig]] = {
         AcceleratorConfig(dsq=DsqConfig(delta_bits=4, lanes=4, bus_bits=32)),
     ),
     "llama2-7b": (
-        "Llama-2-7B: head_dim 128, 512-bit bus",
-        AcceleratorConfig(dsq=DsqConfig(head_dim=128, delta_bits=4, lanes=32, bus_bits=512)),
+        "Llama-2-7B: head_dim 128, 256-bit bus",
+        AcceleratorConfig(
+            dsq=DsqConfig(head_dim=128, delta_bits=4, lanes=32, bus_bits=256), mha=MhaConfig(q_heads=1)
+        ),
     ),
     "dac25": (
         "the accelerator of the DAC 2025 paper: head_dim 128, 2-bit K deltas, 13 of 64 tokens salient",
-        AcceleratorConfig(dsq=DsqConfig(head_dim=128, max_salient=13, lanes=32, bus_bits=256)),
+        AcceleratorConfig(
+            dsq=DsqConfig(head_dim=128, max_salient=13, lanes=32, bus_bits=256), mha=MhaConfig(q_heads=1)
+        ),
     ),
 }
 
