@@ -5,7 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from amaranth.hdl import unsigned
+from amaranth.hdl import Module, unsigned
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
 
 from cocotb_tests.lib.fifo import Queue
 from rtl.emit import YosysError, run_yosys, verilog
@@ -36,6 +38,30 @@ def test_text_is_the_same_in_every_run(hash_seed):
     command = [sys.executable, "-c", program]
     again = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     assert again == verilog(Queue(unsigned(12), 4))
+
+
+class PartlyConstant(wiring.Component):
+    """A condition decides about the lower half of the output, a constant is the upper half."""
+
+    enable: In(1)
+    o: Out(8)
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += self.o[4:].eq(5)
+        with m.If(self.enable):
+            m.d.comb += self.o[:4].eq(9)
+        return m
+
+
+def test_constant_part_of_a_vector_is_driven_on_icarus(tmp_path):
+    bench = "module bench; reg e = 1; wire [7:0] o; top dut(.enable(e), .o(o)); initial #1 $display(o); endmodule"
+    (tmp_path / "top.v").write_text(verilog(PartlyConstant()) + bench)
+    build = ["iverilog", "-g2005", "-Wall", "-Wno-timescale", "-s", "bench", "-o", "bench.vvp", "top.v"]
+    done = subprocess.run(build, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stderr == ""
+    done = subprocess.run(["vvp", "bench.vvp"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert int(done.stdout) == 0x59
 
 
 def test_yosys_errors_are_one_line():
