@@ -1,0 +1,1 @@
+"""History-current attention pruning (HCAP): history of groups, selection of runs."""
