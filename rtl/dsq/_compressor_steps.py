@@ -11,8 +11,9 @@ from golden.dsq.scale import SCALE_BIAS
 from rtl.common.fixed import split_scale
 from rtl.config import DsqConfig
 
-__all__ = ["STEP_CODE_BITS", "ChannelSteps", "calibration_layout"]
+__all__ = ["SHAPE_BITS", "STEP_CODE_BITS", "ChannelSteps", "calibration_layout"]
 
+#: a channel's shape, ``SHAPE_FRACTION_BITS`` of them fraction
 SHAPE_BITS = 12
 #: a step code is the step (at least 1) minus 1, saturated: no difference of two INT16 values reaches a larger step
 STEP_CODE_BITS = 16

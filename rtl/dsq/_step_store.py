@@ -12,13 +12,10 @@ from golden.dsq.compressor import SHAPE_FRACTION_BITS, STEP_BITS
 from golden.dsq.scale import SCALE_BIAS
 from rtl.common.fixed import half_up, saturate_unsigned, split_scale
 from rtl.config import DsqConfig
-from rtl.dsq._compressor_steps import calibration_layout
+from rtl.dsq._compressor_steps import SHAPE_BITS, calibration_layout
 from rtl.dsq._row_format import Section, row_formats
 
 __all__ = ["StepStore", "step_cycles"]
-
-SHAPE_BITS = calibration_layout["k_shape"].width
-
 
 
 def step_cycles(config: DsqConfig, lanes: int) -> int:
