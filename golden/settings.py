@@ -21,9 +21,10 @@ class KvoSettings:
     salient_tokens: tokens of a group that keep INT8.
     sink_tokens: first tokens of a sequence that are always salient.
     delta_bits: bits of a K delta, 2 or 4.
-    bus_bits: word width that the record is laid out for.
+    bus_bits: word width that the record is laid out for, a power of two from 32 to 512.
     prune: False fetches everything (DSQ alone).
     history_drop: share of the compressed groups, those with the least history, that are not scanned.
+    tile_groups: groups that are selected among at once; a power of two from 1 to 1024.
     keep_fraction: the most tokens, as a share of all compressed tokens, whose K delta a query may fetch.
     run_margin: nats below the running maximum down to which an estimate lets the base's run be fetched.
     estimate_margin: nats below the running maximum down to which an estimate has the base's lower nibbles fetched.
@@ -37,6 +38,7 @@ class KvoSettings:
     bus_bits: int = 128
     prune: bool = True
     history_drop: float = 0.35
+    tile_groups: int = 64
     keep_fraction: float = 0.40
     run_margin: float = 64.0
     estimate_margin: float = 8.5
@@ -56,6 +58,16 @@ class KvoSettings:
                 self.sink_tokens,
             ),
             (self.delta_bits in (2, 4), "delta_bits must be 2 or 4", self.delta_bits),
+            (
+                32 <= self.bus_bits <= 512 and self.bus_bits & (self.bus_bits - 1) == 0,
+                "bus_bits must be a power of two from 32 to 512",
+                self.bus_bits,
+            ),
+            (
+                1 <= self.tile_groups <= 1024 and self.tile_groups & (self.tile_groups - 1) == 0,
+                "tile_groups must be a power of two from 1 to 1024",
+                self.tile_groups,
+            ),
             (0 <= self.history_drop < 1, "history_drop must be at least 0 and below 1", self.history_drop),
             (0 <= self.keep_fraction <= 1, "keep_fraction must be 0 to 1", self.keep_fraction),
             (0 <= self.run_margin <= 64, "run_margin must be 0 to 64 nats", self.run_margin),
