@@ -18,7 +18,7 @@ from golden.kvo_method import KvoMethod
 from golden.model import Model, load_model, prefill, texts
 from golden.peers import METHODS as PEERS
 from golden.peers import CacheMethod, make_peer, override
-from golden.scoring import Reference, Score, check_scored, score, steps
+from golden.scoring import Reference, Score, check_groups, check_scored, score, steps
 from golden.settings import KvoSettings, default_settings
 
 __all__ = ["Candidate", "Row", "candidates", "evaluate", "main", "table"]
@@ -293,6 +293,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in wanted:
         if name.partition(":")[0] in PEERS:
             make_peer(name)
+        else:
+            check_groups(override(settings, name).group_tokens, args.scored, args.context)
     model = load_model(args.model)
     progress = not args.quiet
     rows = evaluate(

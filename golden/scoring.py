@@ -13,7 +13,7 @@ from golden.errors import UserError
 from golden.model import Model, Prefill
 from golden.peers.protocol import BLOCK_TOKENS, CacheMethod, Float, elements_per_token
 
-__all__ = ["Reference", "Score", "check_scored", "score", "steps"]
+__all__ = ["Reference", "Score", "check_groups", "check_scored", "score", "steps"]
 
 
 def check_scored(scored: int, context: int) -> None:
@@ -24,6 +24,19 @@ def check_scored(scored: int, context: int) -> None:
         raise UserError(f"the number of scored tokens must be a multiple of {BLOCK_TOKENS}, not {scored}")
     if scored >= context:
         raise UserError(f"the number of scored tokens must be below the context of {context}, not {scored}")
+
+
+def check_groups(group_tokens: int, scored: int, context: int) -> None:
+    """`UserError` when the tokens before the scored ones cannot be groups of DSQ.
+
+    A prefill has the attention mass from each block of queries, so a group is a block or two.
+    """
+    if group_tokens not in (BLOCK_TOKENS, 2 * BLOCK_TOKENS):
+        sizes = f"{BLOCK_TOKENS} or {2 * BLOCK_TOKENS}"
+        raise UserError(f"group_tokens must be {sizes} to score with a language model, not {group_tokens}")
+    prompt = context - scored
+    if prompt % group_tokens:
+        raise UserError(f"context less scored tokens must be a multiple of group_tokens={group_tokens}, not {prompt}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from golden.errors import UserError, main_guard
 from golden.kvo_method import KvoMethod
 from golden.model import Model, load_model, prefill, texts
 from golden.model.tokenizer import ModelTokenizer
-from golden.scoring import Reference, check_scored, score, steps
+from golden.scoring import Reference, check_groups, check_scored, score, steps
 from golden.settings import KvoSettings, default_settings
 
 __all__ = ["SPACE", "Trial", "best_trial", "main", "merit", "neighbours", "search"]
@@ -230,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ValueError:
         raise UserError(f"--measure must be 'exact' or a burst size in bytes, not {args.measure!r}") from None
     start = KvoSettings.from_toml(args.start) if args.start else default_settings()
+    check_groups(start.group_tokens, args.scored, args.context)
     try:
         for path in (args.output, args.log):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -217,6 +217,14 @@ def test_interrupted_run_keeps_the_rows_before(place, monkeypatch):
         (["--method", "fp16,kivi"], "unknown method 'kivi': there are all, " + ", ".join(ALL)),
         (["--method", ","], "no method given: there are all, " + ", ".join(ALL)),
         (["--method", "quest:page=7"], "method 'quest:page=7' is not possible: page must be a divisor of 64, not 7"),
+        (
+            ["--method", "kvo:group_tokens=32"],
+            "group_tokens must be 64 or 128 to score with a language model, not 32",
+        ),
+        (
+            ["--method", "kvo-dsq:group_tokens=128", "--scored", "64"],
+            "context less scored tokens must be a multiple of group_tokens=128, not 192",
+        ),
         (["--method", "kvo:prune=maybe"], "prune of method 'kvo' must be a value of type bool, not 'maybe'"),
         (["--context", "100"], "the context must be a multiple of 64 tokens, not 100"),
         (["--context", "-64"], "the context must be a multiple of 64 tokens, not -64"),
@@ -232,6 +240,14 @@ def test_interrupted_run_keeps_the_rows_before(place, monkeypatch):
 def test_impossible_command_lines_take_one_sentence(place, capsys, arguments, message):
     assert run_evaluate(place, "--text", place / "one.txt", *arguments) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_groups_of_two_blocks_are_scored(place):
+    out, method = place / "wide.json", "kvo:group_tokens=128"
+    arguments = ["--text", place / "one.txt", "--context", 512, "--method", method, "--json", out]
+    assert run_evaluate(place, *arguments) == 0
+    (row,) = json.loads(out.read_text())
+    assert row["settings"]["group_tokens"] == 128 and 0 < row["read_fraction"] < 0.5
 
 
 def test_short_texts_and_long_contexts_take_one_sentence(place, capsys):
@@ -335,3 +351,10 @@ def test_impossible_searches_take_one_sentence(place, capsys, arguments, message
     log = ["--log", place / "refused.jsonl"]
     assert run_tune(place, *log, *arguments) == 2
     assert capsys.readouterr().err.endswith(f"error: {message}\n")
+
+
+def test_search_refuses_groups_that_are_no_whole_blocks(place, capsys):
+    (place / "start.toml").write_text("group_tokens = 96")
+    assert run_tune(place, "--start", place / "start.toml") == 2
+    message = "group_tokens must be 64 or 128 to score with a language model, not 96"
+    assert capsys.readouterr().err == f"error: {message}\n"
