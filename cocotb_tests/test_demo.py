@@ -12,9 +12,9 @@ import sim.demo
 import sim.demo_parts
 from cocotb_tests.golden import tiny_model
 from golden.account import Account
-from golden.attention import Fetch
 from golden.calibrate import calibration_for
 from golden.dsq.record import RecordLayout
+from golden.mha.core import Fetch
 from golden.model import load_model, prefill
 from golden.settings import default_settings
 from sim.demo_groups import check_count, choose, golden_record, golden_rows, row_difference, word_difference

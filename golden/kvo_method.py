@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from golden.account import Account
-from golden.attention import attend
 from golden.calibrate import ModelCalibration, fixed_rows, to_fixed
 from golden.dsq.record import RecordLayout
 from golden.dsq.rotation import rotation_block, rotation_shift
+from golden.mha.core import attend
 from golden.mha.scores import SCORE_FRACTION_BITS
 from golden.model import ModelConfig
 from golden.settings import LOG2E, KvoSettings

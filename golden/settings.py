@@ -25,7 +25,7 @@ class KvoSettings:
     prune: False fetches everything (DSQ alone).
     history_drop: share of the compressed groups, those with the least history, that are not scanned.
     tile_groups: groups that are selected among at once; a power of two from 1 to 1024.
-    keep_fraction: the most tokens, as a share of all compressed tokens, whose K delta a query may fetch.
+    keep_fraction: the most tokens, as a share of those of the scanned groups, whose K delta a query may fetch.
     run_margin: nats below the running maximum down to which an estimate lets the base's run be fetched.
     estimate_margin: nats below the running maximum down to which an estimate has the base's lower nibbles fetched.
     value_margin: nats below the running maximum down to which a score has its V row fetched.

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from golden.account import Account
-from golden.attention import Fetch
 from golden.dsq.record import RecordLayout, Section
+from golden.mha.core import Fetch
 
 __all__ = ["RECORD_ALIGNMENT", "add_fetch", "add_int8_tokens", "record_bits"]
 

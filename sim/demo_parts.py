@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import golden.kvo_method
 from golden.account import Account
-from golden.attention import Fetch
 from golden.dsq.record import RecordLayout
+from golden.mha.core import Fetch
 from golden.traffic import add_fetch, add_int8_tokens
 
 __all__ = ["PARTS", "counted_parts"]

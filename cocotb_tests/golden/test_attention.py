@@ -8,12 +8,13 @@ import pytest
 
 from cocotb_tests.golden.attention_cases import HEADS, SETTINGS, prepared, queries
 from cocotb_tests.golden.draws import calibration, clustered, generator, real
-from golden.attention import Fetch, attend, coarse_levels
+from cocotb_tests.golden.plain_attention import plain_attention
 from golden.dsq.compressor import compress
-from golden.dsq.dequantizer import decode_deltas, expand
+from golden.dsq.dequantizer import expand
 from golden.dsq.rotation import rotation_block, rotation_shift
 from golden.dsq.row_quantizer import quantize_rows, quantize_token_rows, reconstruct_rows
 from golden.dsq.salient import pick_salient
+from golden.mha.core import Fetch, attend, delta_planes
 from golden.reference import attention, hadamard
 from golden.settings import default_settings
 from golden.state import Groups, HeadState
@@ -149,8 +150,10 @@ def test_mass_of_all_queries_is_one_each():
         made, q = prepared("mass", replace(SETTINGS, prune=prune))
         before = made.mass.sum()
         attend(made, q, shift=15)
-        assert made.recent.sum() == HEADS * 6 * 65536
-        assert 0 < made.mass.sum() - before < HEADS * 6 * 65536
+        missing = 1 - made.recent.sum() / (HEADS * 6 * 65536)
+        print(f"mass missing {'with' if prune else 'without'} pruning: {missing:.6f}")
+        assert 0 <= missing < 0.001
+        assert 0 < made.mass.sum() - before < made.recent.sum()
 
 
 def test_later_tokens_of_a_block_do_not_count():
@@ -185,7 +188,7 @@ def test_pruning_that_drops_nothing_changes_nothing():
         SETTINGS, history_drop=0.0, keep_fraction=1.0, run_margin=64.0, estimate_margin=64.0, value_margin=64.0
     )
     made, q = prepared("wide", open_wide)
-    q //= 8  # scores within the 32 units that the histogram spans
+    q *= 3  # distances beyond the 32 units that the histogram tells apart
     whole = copy.deepcopy(made)
     whole.settings = replace(open_wide, prune=False)
     out, fetch = attend(made, q, shift=15)
@@ -198,11 +201,51 @@ def test_pruning_that_drops_nothing_changes_nothing():
     np.testing.assert_array_equal(made.recent, whole.recent)
 
 
-def test_coarse_levels_are_the_middle_of_what_the_upper_two_bits_leave_open():
-    for code in range(16):
-        same = [c for c in range(16) if c >> 2 == code >> 2]
-        middle = np.mean([decode_deltas(np.array([c], np.uint8), delta_bits=4)[0] for c in same])
-        level = decode_deltas(np.array([code], np.uint8), delta_bits=4).astype(np.int8)
-        assert coarse_levels(level, 4)[0] == middle
-    levels = np.array([-3, -1, 1, 3], np.int8)
-    np.testing.assert_array_equal(coarse_levels(levels, 2), levels)
+def test_planes_of_deltas_add_up_to_the_level():
+    """The coarse one is the middle of what the upper two bits leave open, the fine one the rest."""
+    levels = np.arange(-15, 16, 2).astype(np.int8)
+    coarse, fine = delta_planes(levels, 4)
+    for level, middle in zip(levels, coarse, strict=True):
+        code = (level + 15) // 2
+        assert middle == np.mean([2 * c - 15 for c in range(16) if c >> 2 == code >> 2])
+    np.testing.assert_array_equal(coarse + fine, levels)
+    assert set(fine) == {-3, -1, 1, 3} and coarse.dtype == fine.dtype == np.int8
+    np.testing.assert_array_equal(delta_planes(levels[6:10], 2), [[-3, -1, 1, 3], [0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("delta_bits", [2, 4])
+@pytest.mark.parametrize("prune", [True, False])
+def test_matches_plain_loops_token_by_token(delta_bits, prune):
+    """Everything that attention gives, bit for bit, with tiles that end before, at and behind the last scanned group.
+
+    The shifts take scores from two base-2 units to saturation.
+    """
+    rises = 0
+    for tile_groups, shift in ((1, 12), (2, 15), (2, 11), (4, 12), (4, 9), (4, -2), (8, 12)):
+        settings = replace(SETTINGS, delta_bits=delta_bits, prune=prune, tile_groups=tile_groups)
+        made, q = prepared("loops", settings, groups=9, count=3, head_dim=16)
+        before = copy.deepcopy(made)
+        out, fetch = attend(made, q, shift=shift)
+        plain = plain_attention(before, q, shift, np.flatnonzero(fetch.scanned).tolist())
+        np.testing.assert_array_equal(out.transpose(1, 0, 2), plain.out)
+        for i, fetched in enumerate(plain.fetched):
+            for name, members in fetched.items():
+                assert {tuple(at) for at in np.argwhere(getattr(fetch, name)[i]).tolist()} == members, name
+        assert (made.mass - before.mass).tolist() == plain.token_mass
+        assert (made.recent - before.recent)[: len(plain.group_mass)].tolist() == plain.group_mass
+        rises += plain.rises
+    print(f"{delta_bits} bits: a maximum rose {rises} times within a group")
+    assert rises > 5
+
+
+def test_mass_of_groups_is_what_the_history_gets():
+    """Groups of which no V is read get none; INT8 tokens count for the waiting and the open group."""
+    made, q = prepared("group mass", SETTINGS)
+    made.history[3] = 0
+    before = copy.deepcopy(made)
+    _, fetch = attend(made, q, shift=15)
+    gained, tokens = made.recent - before.recent, made.mass - before.mass
+    read = fetch.v_salient.any(axis=(0, 2)) | fetch.v_delta.any(axis=(0, 2))
+    assert gained[:-2].any() and not gained[:-2][~read].any()
+    assert not fetch.scanned[3] and not read[~fetch.scanned].any()
+    assert gained[-2:].tolist() == [tokens[:16].sum(), tokens[16:].sum()]

@@ -8,10 +8,10 @@ import pytest
 
 from cocotb_tests.golden.attention_cases import NARROW, SETTINGS, prepared
 from cocotb_tests.golden.draws import generator
-from golden.attention import Fetch, attend, coarse_levels
+from cocotb_tests.golden.plain_attention import plain_selection
 from golden.hcap.estimator import upper_nibble
-from golden.mha.scores import prepare_query, scores
-from golden.settings import KvoSettings
+from golden.mha.core import Fetch, attend
+from golden.mha.scores import prepare_query
 from golden.state import HeadState
 
 
@@ -24,16 +24,23 @@ def check_fetch(made: HeadState, fetch: Fetch) -> None:
         assert not part[:, ~fetch.scanned].any()
     assert not (fetch.v_salient & ~fetch.lower).any()
     assert not (fetch.v_delta & ~fetch.k_delta).any()
-    assert fetch.k_delta.sum(axis=(1, 2)).max() <= g * s.group_tokens * s.keep_fraction
+    scanned = np.flatnonzero(fetch.scanned)
+    for start in range(0, len(scanned), s.tile_groups):
+        tile = scanned[start : start + s.tile_groups]
+        assert fetch.k_delta[:, tile].sum(axis=(1, 2)).max() <= len(tile) * s.group_tokens * s.keep_fraction
     for group, owner in enumerate(groups.base_of):
         for base in np.unique(owner):
             run = fetch.k_delta[:, group, owner == base]
             assert (run.any(axis=1) == run.all(axis=1)).all()  # runs whole or not at all
 
 
+@pytest.mark.parametrize("tile_groups", [2, 8, 64])
 @pytest.mark.parametrize("delta_bits", [2, 4])
-def test_fetches_whole_runs_of_scanned_groups_within_the_limit(delta_bits):
-    made, q = prepared("fetch", replace(SETTINGS, delta_bits=delta_bits, value_margin=6.0), groups=20, count=16)
+def test_fetches_whole_runs_of_scanned_groups_within_the_limit(delta_bits, tile_groups):
+    """The limit is a share of the tokens of each tile."""
+    settings = replace(SETTINGS, delta_bits=delta_bits, value_margin=6.0, tile_groups=tile_groups)
+    made, q = prepared("fetch", settings, groups=20, count=16)
+    made.history[3] = 0
     _, fetch = attend(made, q, shift=15)
     check_fetch(made, fetch)
     for name in ("lower", "k_delta", "v_salient", "v_delta"):
@@ -41,68 +48,71 @@ def test_fetches_whole_runs_of_scanned_groups_within_the_limit(delta_bits):
     assert not fetch.scanned.all()
 
 
-def plain_selection(made: HeadState, q: np.ndarray, shift: int, scanned: np.ndarray) -> list[dict[str, set]]:
-    """What each query fetches: sets of (group, base) or (group, row), by loops over scores."""
-    s, groups, bits = made.settings, made.groups, made.settings.delta_bits
-    query, count = prepare_query(q, made.calibration.k_shape), q.shape[1]
-    bases = [(g, b) for g in np.flatnonzero(scanned).tolist() for b in range(groups.run_length.shape[1])]
-    int8 = scores(query.codes, query.scale, made.k_codes, made.k_scale, shift=shift).astype(int)
-
-    def of_bases(codes: np.ndarray) -> dict:
-        made = {}
-        for g, b in bases:
-            row, scale = codes[g, b][None], groups.k_base_scale[g, b][None]
-            made[g, b] = scores(query.codes, query.scale, row, scale, shift=shift)[..., 0].astype(int)
-        return made
-
-    exact, estimate = of_bases(groups.k_base), of_bases(upper_nibble(groups.k_base))
-    margin = KvoSettings.fixed_point
-    limit = (round(s.keep_fraction * 256) * len(made.closed) * s.group_tokens) >> 8
-    fetched = []
-    for i in range(count):
-        newest = len(made.k_codes) - count + i + 1
-        seen = int8[:, i, :newest].max(axis=1)
-        peak = np.maximum(seen, np.max([estimate[b][:, i] for b in bases], axis=0))
-        distance = {b: int((peak - estimate[b][:, i]).min()) for b in bases}
-        lower = {b for b in bases if distance[b] <= margin(s.estimate_margin)}
-        kept, total = set(), 0
-        for bin_ in range(128):
-            inside = [b for b in bases if distance[b] >> 6 == bin_]
-            total += sum(int(groups.run_length[b]) for b in inside)
-            if total > limit:
-                break
-            kept |= {b for b in inside if distance[b] <= margin(s.run_margin)}
-        rough = {}
-        for g, owners in enumerate(groups.base_of.tolist()):
-            for row, b in enumerate(owners):
-                if (g, b) in kept:
-                    level, scale = coarse_levels(groups.k_level[g, row], bits)[None], groups.k_group_scale[g][None]
-                    delta = scores(query.shaped_codes, query.shaped_scale, level, scale, shift=shift + 1)
-                    base = exact[g, b] if (g, b) in lower else estimate[g, b]
-                    rough[g, row] = base[:, i] + delta[:, i, 0]
-        near = {b: exact[b][:, i] for b in lower}
-        top = np.max([seen, *near.values(), *rough.values()], axis=0)
-        v_margin = margin(s.value_margin)
-        fetched.append(
-            {
-                "lower": lower,
-                "k_delta": set(rough),
-                "v_salient": {b for b, score in near.items() if (top - score <= v_margin).any()},
-                "v_delta": {t for t, score in rough.items() if (top - score <= v_margin).any()},
-            }
-        )
-    return fetched
-
-
 @pytest.mark.parametrize("delta_bits", [2, 4])
-@pytest.mark.parametrize("changes", [{}, NARROW, {"run_margin": 3.0, "keep_fraction": 1.0}], ids=["", "narrow", "near"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, NARROW, {"run_margin": 3.0, "keep_fraction": 1.0}, {"tile_groups": 2}, {"tile_groups": 4, **NARROW}],
+    ids=["", "narrow", "near", "tiles", "narrow tiles"],
+)
 def test_selection_matches_plain_loops(delta_bits, changes):
     made, q = prepared("plain", replace(SETTINGS, delta_bits=delta_bits, **changes), count=4)
     before = copy.deepcopy(made)
     _, fetch = attend(made, q, shift=15)
-    for i, expected in enumerate(plain_selection(before, q, 15, fetch.scanned)):
+    query, scanned = prepare_query(q, before.calibration.k_shape), np.flatnonzero(fetch.scanned).tolist()
+    assert len(scanned) > 4
+    for i in range(4):
+        expected, _ = plain_selection(before, query, i, len(before.k_codes) - 3 + i, 15, scanned)
         for name, members in expected.items():
             assert {tuple(at) for at in np.argwhere(getattr(fetch, name)[i]).tolist()} == members, name
+
+
+def test_tiles_count_scanned_groups():
+    """One tile of all scanned groups is what larger tiles are too; smaller tiles choose otherwise."""
+    made, q = prepared("tiles", replace(SETTINGS, history_drop=0.5), groups=18)
+    fetches = {}
+    for tile_groups in (2, 8, 16, 1024):
+        other = copy.deepcopy(made)
+        other.settings = replace(made.settings, tile_groups=tile_groups)
+        fetches[tile_groups] = attend(other, q, shift=15)[1]
+    scanned = int(fetches[16].scanned.sum())
+    assert 8 < scanned <= 16 < len(made.groups.run_length)
+    for name in Fetch.__dataclass_fields__:
+        np.testing.assert_array_equal(getattr(fetches[16], name), getattr(fetches[1024], name), err_msg=name)
+    assert (fetches[8].k_delta != fetches[16].k_delta).any() and (fetches[2].k_delta != fetches[8].k_delta).any()
+
+
+def test_later_tiles_do_not_change_what_earlier_ones_fetch():
+    """Other records behind the first four scanned groups: those are fetched alike, output and mass are not."""
+    made, q = prepared("later", replace(SETTINGS, tile_groups=4, value_margin=6.0), groups=14)
+    draw, other = generator("later content"), copy.deepcopy(made)
+    _, fetch = attend(made, q, shift=15)
+    first, later = np.flatnonzero(fetch.scanned)[:4], np.flatnonzero(fetch.scanned)[4:]
+    k_base = other.groups.k_base.copy()
+    k_base[later] = draw.integers(-127, 128, k_base[later].shape)
+    other.groups = replace(other.groups, k_base=k_base)
+    _, changed = attend(other, q, shift=15)
+    for name in ("lower", "k_delta", "v_salient", "v_delta"):
+        np.testing.assert_array_equal(getattr(changed, name)[:, first], getattr(fetch, name)[:, first], err_msg=name)
+        assert (getattr(changed, name) != getattr(fetch, name)).any()
+    assert (other.mass != made.mass).any()
+
+
+def test_value_margin_counts_from_the_groups_so_far():
+    """A base with the highest score by far closes V to the tokens of later groups, not to those of earlier ones."""
+    settings = replace(SETTINGS, history_drop=0.0, keep_fraction=1.0, run_margin=64.0, estimate_margin=64.0)
+    made, q = prepared("running top", replace(settings, value_margin=8.0), groups=14)
+    q[:] = q[0] // 2
+    place, codes, scale = 6, made.groups.k_base.copy(), made.groups.k_base_scale.copy()
+    codes[place, 0] = prepare_query(q[0, -1], made.calibration.k_shape).codes  # along the last query
+    scale[place, 0] = scale.max() + 16
+    other = copy.deepcopy(made)
+    other.groups = replace(made.groups, k_base=codes, k_base_scale=scale)
+    (_, before), (_, after) = attend(made, q, shift=15), attend(other, q, shift=15)
+    for name in ("v_salient", "v_delta"):
+        was, now = getattr(before, name)[-1], getattr(after, name)[-1]
+        np.testing.assert_array_equal(now[:place], was[:place])
+        assert was[:place].any() and was[place + 1 :].any() and not now[place + 1 :].any(), name
+    assert after.v_salient[-1, place].tolist() == [True, False, False, False]
 
 
 def test_drops_the_groups_with_the_least_history():
@@ -154,7 +164,7 @@ def perturb(made: HeadState, fetch: Fetch, query: int | slice, draw: np.random.G
 
 
 @pytest.mark.parametrize("delta_bits", [2, 4])
-@pytest.mark.parametrize("changes", [{}, NARROW], ids=["", "narrow"])
+@pytest.mark.parametrize("changes", [{}, NARROW, {"tile_groups": 4}], ids=["", "narrow", "tiles"])
 def test_what_is_not_fetched_does_not_count(delta_bits, changes):
     """Other content in everything that no query fetched: the same output, mass and fetch, bit for bit."""
     made, q = prepared("perturb", replace(SETTINGS, delta_bits=delta_bits, **changes), groups=20)
@@ -174,7 +184,7 @@ def test_what_is_not_fetched_does_not_count(delta_bits, changes):
 
 
 @pytest.mark.parametrize("delta_bits", [2, 4])
-@pytest.mark.parametrize("changes", [{}, NARROW], ids=["", "narrow"])
+@pytest.mark.parametrize("changes", [{}, NARROW, {"tile_groups": 4}], ids=["", "narrow", "tiles"])
 def test_what_one_query_does_not_fetch_does_not_count_for_it(delta_bits, changes):
     made, q = prepared("perturb one", replace(SETTINGS, delta_bits=delta_bits, **changes), groups=20)
     other_draw = generator("other content for one", delta_bits)

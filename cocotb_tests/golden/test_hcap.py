@@ -10,16 +10,16 @@ from hypothesis.extra import numpy as hnp
 
 from cocotb_tests.golden.draws import clustered, generator
 from golden.dsq.row_quantizer import quantize_rows
-from golden.hcap.estimator import upper_nibble
+from golden.hcap.estimator import lower_nibble, upper_nibble
 from golden.hcap.history import HISTORY_BITS, history_code, select_groups, update_history
-from golden.hcap.selector import BIN_SHIFT, BINS, select_runs
+from golden.hcap.selector import BIN_SHIFT, BINS, keep_limit, select_runs
 from golden.mha.scores import scores
 from golden.reference import keep_runs
 
 TOP = (1 << HISTORY_BITS) - 1
 HISTORIES = hnp.arrays(np.int64, st.integers(1, 40), elements=st.one_of(st.integers(0, 20), st.integers(0, TOP)))
-#: distance of a base that was not scanned
-UNSCANNED = 1 << 30
+#: about the largest distance that scores of 24 bits allow
+FARTHEST = 1 << 25
 
 
 @given(st.integers(0, TOP), st.integers(0, TOP))
@@ -106,6 +106,24 @@ def test_upper_nibble_does_not_see_the_lower_one():
         np.testing.assert_array_equal(seen, lowest + 8)
 
 
+def test_lower_nibble_is_what_the_upper_one_leaves():
+    codes = np.arange(-128, 128).astype(np.int8)
+    lower = lower_nibble(codes)
+    np.testing.assert_array_equal(upper_nibble(codes).astype(int) + lower, codes)
+    np.testing.assert_array_equal(lower, np.tile(np.arange(-8, 8), 16))
+    assert lower.dtype == upper_nibble(codes).dtype == np.int8
+
+
+def test_planes_of_a_score_add_up_within_a_unit():
+    """Each is rounded on its own: their sum lies at most one unit from the score of the whole codes."""
+    draw = generator("planes")
+    k_codes, k_scale = quantize_rows(clustered(draw, 300, 64))
+    q_codes, q_scale = quantize_rows(clustered(draw, 30, 64))
+    planes = [scores(q_codes, q_scale, half(k_codes), k_scale, shift=22) for half in (upper_nibble, lower_nibble)]
+    difference = sum(planes) - scores(q_codes, q_scale, k_codes, k_scale, shift=22)
+    assert set(np.unique(difference)) == {-1, 0, 1}
+
+
 def test_estimates_follow_the_exact_scores():
     draw = generator("estimates")
     k_codes, k_scale = quantize_rows(clustered(draw, 500, 64))
@@ -117,7 +135,13 @@ def test_estimates_follow_the_exact_scores():
     assert correlation > 0.99
 
 
-DISTANCES = st.one_of(st.integers(0, 4000), st.integers(0, BINS << BIN_SHIFT), st.just(UNSCANNED))
+DISTANCES = st.one_of(st.integers(0, 4000), st.integers(0, BINS << BIN_SHIFT), st.integers(0, FARTHEST))
+
+
+@given(st.floats(0, 1), st.integers(0, 1024 * 128))
+def test_limit_is_a_share_in_256ths(share, tokens):
+    assert keep_limit(share, tokens) == round(share * 256) * tokens // 256
+    assert keep_limit(0.0, tokens) == 0 and keep_limit(1.0, tokens) == tokens
 
 
 @st.composite
@@ -132,26 +156,27 @@ def selections(draw):
 def test_kept_runs_match_a_plain_histogram(selection):
     distance, run_length, margin, keep_count = selection
     kept = select_runs(distance, run_length, run_margin=margin, keep_count=keep_count)
-    total, limit = 0, 0
-    for b in range(BINS):
-        total += int(run_length[distance >> BIN_SHIFT == b].sum())
+    expected, total = np.zeros(len(distance), bool), 0
+    for b in range(BINS + 1):
+        inside = [i for i, d in enumerate(distance.tolist()) if (d // 64 == b if b < BINS else d >= 8192)]
+        total += int(run_length[inside].sum())
         if total > keep_count:
             break
-        limit = (b + 1) << BIN_SHIFT
-    np.testing.assert_array_equal(kept, (distance <= margin) & (distance < limit))
+        expected[inside] = True
+    np.testing.assert_array_equal(kept, expected & (distance <= margin))
     assert run_length[kept].sum() <= keep_count
 
 
 @given(selections())
 def test_kept_runs_agree_with_sorting_up_to_a_bin(selection):
-    """Never more than sorting keeps; what is missing lies in the bin where the limit falls, or beyond the last bin."""
+    """Never more than sorting keeps; what is missing lies in the bin where the limit falls."""
     distance, run_length, margin, keep_count = selection
     kept = select_runs(distance, run_length, run_margin=margin, keep_count=keep_count)
     sorted_kept = keep_runs(distance.astype(float), run_length, margin=margin, keep_count=keep_count)
     # Runs without tokens do not count towards the limit, so sorting may leave out some that the histogram keeps.
     assert not (kept & ~sorted_kept & (run_length > 0)).any()
-    bins = distance >> BIN_SHIFT
-    assert len({b for b in bins[sorted_kept & ~kept & (run_length > 0)] if b < BINS}) <= 1
+    bins = np.minimum(distance >> BIN_SHIFT, BINS)
+    assert len(set(bins[sorted_kept & ~kept & (run_length > 0)])) <= 1
 
 
 def test_limit_of_zero_keeps_runs_without_tokens_alone():
@@ -159,15 +184,21 @@ def test_limit_of_zero_keeps_runs_without_tokens_alone():
     assert select_runs(distance, run_length, run_margin=1000, keep_count=0).tolist() == [True, False, False]
 
 
-def test_limit_of_all_tokens_leaves_the_margin_alone():
-    distance, run_length = np.array([0, 999, 1000, 1001, UNSCANNED], np.int32), np.array([4, 4, 4, 4, 4])
-    kept = select_runs(distance, run_length, run_margin=1000, keep_count=20)
-    assert kept.tolist() == [True, True, True, False, False]
+@pytest.mark.parametrize("margin", [1000, 23637])
+def test_limit_of_all_tokens_leaves_the_margin_alone(margin):
+    distance = np.array([0, 999, 1000, 1001, 8191, 8192, margin, margin + 1, FARTHEST], np.int32)
+    kept = select_runs(distance, np.full(9, 4), run_margin=margin, keep_count=36)
+    assert kept.tolist() == (distance <= margin).tolist()
 
 
-@pytest.mark.parametrize(("distance", "in_bins"), [((BINS << BIN_SHIFT) - 1, True), (BINS << BIN_SHIFT, False)])
-def test_runs_beyond_the_last_bin_are_never_kept(distance, in_bins):
-    assert select_runs(np.array([distance]), np.array([1]), run_margin=24000, keep_count=100).tolist() == [in_bins]
+def test_distances_beyond_the_last_bin_share_one_bin():
+    """They stay or go together, and count like those of any other bin, beyond the margin too."""
+    last = BINS << BIN_SHIFT
+    distance, run_length = np.array([0, last - 1, last, 2 * last, FARTHEST], np.int32), np.array([1, 1, 5, 2, 3])
+    for keep_count, nearest in ((12, 4), (11, 2), (2, 2), (1, 1), (0, 0)):
+        kept = select_runs(distance, run_length, run_margin=23637, keep_count=keep_count)
+        assert kept.tolist() == [i < nearest for i in range(5)], keep_count
+    assert select_runs(distance[2:3], run_length[2:3], run_margin=last - 1, keep_count=100).tolist() == [False]
 
 
 def test_queries_are_selected_one_by_one():

@@ -1,5 +1,6 @@
 """Query forms, scores and the value sum against exact fractions."""
 
+from dataclasses import fields
 from fractions import Fraction
 from math import floor
 
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from cocotb_tests.golden.draws import calibration, clustered, generator, rows
 from golden.dsq.row_quantizer import quantize_rows
 from golden.mha.scores import SCORE_BITS, prepare_query, scores
-from golden.mha.value_sum import divide_half_up, finish_output, scale_weights
+from golden.mha.softmax import EXP2, MASKED, softmax_streaming
+from golden.mha.value_sum import SCALED_BITS, Sums, accumulate, finish_output, scale_weights
 from golden.reference import hadamard
 
 
@@ -113,7 +115,17 @@ def test_zero_query_scores_zero():
 @given(st.integers(0, 65535), st.integers(0, 255))
 def test_scaled_weights_match_exact_fractions(weight, code):
     made = scale_weights(np.array([weight]), np.array([code], np.uint8))
-    assert int(made[0]) == half_up(weight * scale(code)) and made[0] == int(made[0])
+    assert int(made[0]) == min(half_up(weight * scale(code)), (1 << SCALED_BITS) - 1)
+
+
+def test_scaled_weights_saturate_at_32_bits():
+    """Weights of nearly one do from scales of 2**16 on; the largest scale of an INT16 row is 288."""
+    codes = np.array([129, 199, 207, 208, 255], np.uint8)
+    assert [int(scale(int(code))) for code in codes] == [288, 15 << 13, 15 << 14, 1 << 18, 15 << 20]
+    top = (1 << SCALED_BITS) - 1
+    assert scale_weights(np.full(5, EXP2[255]), codes).tolist() == [288 * 65359, *[top] * 4]
+    assert scale_weights(np.full(5, 1 << 14), codes).tolist() == [288 << 14, 15 << 27, 15 << 28, top, top]
+    assert scale_weights(np.array([1, 0]), np.array([255, 255], np.uint8)).tolist() == [15 << 20, 0]
 
 
 def test_scaled_weights_are_exact_from_a_scale_of_eight_on():
@@ -123,35 +135,164 @@ def test_scaled_weights_are_exact_from_a_scale_of_eight_on():
         np.testing.assert_array_equal(scale_weights(weights, np.full(len(weights), code, np.uint8)), exact)
 
 
-@given(st.integers(-(2**50), 2**50), st.integers(1, 2**36))
-def test_division_matches_exact_fractions(numerator, denominator):
-    made = divide_half_up(np.array([numerator]), np.array([denominator]))
-    assert made.tolist() == [half_up(Fraction(numerator, denominator))]
+def plain_sums(weights: list, maximum: list, is_delta: list, scales: list, codes: list) -> Sums:
+    """One row's accumulators in unbounded integers, token by token: shift all, then add."""
+    exact, delta, scalars, highest = [0] * len(codes[0]), [0] * len(codes[0]), [0, 0, 0], maximum[0]
+    for weight, top, of_delta, code, row in zip(weights, maximum, is_delta, scales, codes, strict=True):
+        rise, highest = top - highest, top
+        exact, delta, scalars = ([x >> rise for x in sums] for sums in (exact, delta, scalars))
+        scaled = min(half_up(weight * scale(code)), (1 << 32) - 1)
+        if of_delta:
+            delta = [x + scaled * c for x, c in zip(delta, row, strict=True)]
+            scalars[0] += scaled
+            scalars[1] += weight
+        else:
+            exact = [x + scaled * c for x, c in zip(exact, row, strict=True)]
+        scalars[2] += weight
+    return Sums(exact=exact, delta=delta, scaled=scalars[0], rest=scalars[1], total=scalars[2])
 
 
-def test_division_by_zero_gives_zero():
-    assert divide_half_up(np.array([5, -5, 0]), np.array([0, 0, 0])).tolist() == [0, 0, 0]
+def drawn_tokens(draw: np.random.Generator, tokens: int, head_dim: int, highest_scale: int) -> tuple:
+    """V of mixed tokens: whether each is a delta, scales, codes."""
+    is_delta = draw.random(tokens) < 0.5
+    int8, delta = draw.integers(-128, 128, (tokens, head_dim)), draw.integers(0, 4, (tokens, head_dim))
+    scales = draw.integers(0, highest_scale + 1, tokens, dtype=np.uint8)
+    return is_delta, scales, np.where(is_delta[:, None], delta, int8).astype(np.int8)
 
 
-def test_output_matches_exact_fractions():
-    draw = generator("output")
+def assert_sums(made: Sums, row: int, expected: Sums) -> None:
+    """Every accumulator of one row."""
+    for field in fields(Sums):
+        np.testing.assert_array_equal(getattr(made, field.name)[row], getattr(expected, field.name), field.name)
+
+
+@pytest.mark.parametrize("highest_scale", [135, 255])
+@pytest.mark.parametrize("spread", [0, 300, 2000, 30000, 1 << 22])
+def test_sums_match_plain_loops(spread, highest_scale):
+    """Rows of scores from equal ones to such that every rise clears the sums; masked ones among them."""
+    draw = generator("sums", spread, highest_scale)
+    score = np.clip(np.floor(draw.normal(0, spread, (6, 90))), -(1 << 25), (1 << 25) - 4).astype(np.int32)
+    score[1] = np.sort(score[1])
+    score[2] = np.sort(score[2])[::-1]
+    score[3:][draw.random((3, 90)) < 0.4] = MASKED
+    score[5] = MASKED
+    weights, maximum = softmax_streaming(score)
+    is_delta, scales, codes = drawn_tokens(draw, 90, 16, highest_scale)
+    made = accumulate(weights, maximum, is_delta, scales, codes)
+    for row in range(6):
+        columns = (weights[row].tolist(), maximum[row].tolist(), is_delta, scales.tolist(), codes.tolist())
+        assert_sums(made, row, plain_sums(*columns))
+    assert not any(np.any(getattr(made, field.name)[5]) for field in fields(Sums))
+
+
+def test_sums_shift_before_the_token_that_raised_the_maximum():
+    """Three tokens by hand: negative sums round down."""
+    weights, maximum = np.array([[40001, 32768, 5]], np.int32), np.array([[0, 2, 2]], np.int32)
+    codes = np.array([[-1, 3], [1, 2], [7, -7]], np.int8)
+    made = accumulate(weights, maximum, np.array([False, True, False]), np.full(3, 88, np.uint8), codes)
+    expected = Sums(
+        exact=[(-8 * 40001 >> 2) + 8 * 5 * 7, (3 * 8 * 40001 >> 2) - 8 * 5 * 7],
+        delta=[8 * 32768, 2 * 8 * 32768],
+        scaled=8 * 32768,
+        rest=32768,
+        total=(40001 >> 2) + 32768 + 5,
+    )
+    assert_sums(made, 0, expected)
+    low = accumulate(weights[:, :2], maximum[:, :2], np.array([False, True]), np.zeros(2, np.uint8), codes[:2])
+    once = half_up(40001 * scale(0))
+    assert low.exact.tolist() == [[-once >> 2, 3 * once >> 2]]
+
+
+def test_sums_of_a_whole_context_are_exact():
+    """32,768 tokens at full weight under the largest scales: sums of up to 2**54 stay integers."""
+    tokens = 32768
+    weights, maximum = np.full((1, tokens), EXP2[255]), np.zeros((1, tokens), np.int32)
+    is_delta = np.arange(tokens) % 2 == 1
+    scales = np.where(is_delta, 255, 135).astype(np.uint8)
+    codes = np.where(is_delta[:, None], 3, -127).astype(np.int8)
+    made = accumulate(weights, maximum, is_delta, scales, codes)
+    scaled, top = 480 * 65359, (1 << 32) - 1
+    assert made.exact.tolist() == [[-127 * scaled * 16384]] and made.delta.tolist() == [[3 * top * 16384]]
+    assert made.scaled.tolist() == [top * 16384]
+    assert made.rest.tolist() == [65359 * 16384] and made.total.tolist() == [65359 * 32768]
+
+
+def drawn_sums(draw: np.random.Generator, bits: int, count: int = 16) -> tuple[Sums, np.ndarray, np.ndarray]:
+    """Accumulators of two rows with totals of ``bits`` bits, and outputs in and beyond INT16; shapes and means."""
+    total = draw.integers(1 << (bits - 1), 1 << bits, 2)
+    sums = Sums(
+        exact=(draw.uniform(-40000, 40000, (2, count)) * total[:, None]).astype(np.int64),
+        delta=draw.integers(0, 3 << (bits + 3), (2, count)),
+        scaled=draw.integers(0, 1 << (bits + 3), 2),
+        rest=(draw.random(2) * total).astype(np.int64),
+        total=total,
+    )
+    return sums, draw.integers(1, 4096, count), draw.integers(-32768, 32768, count)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 8, 16, 19, 20, 21, 24, 32, 36])
+def test_output_matches_exact_fractions(bits):
+    """The numerator cut to what gives the total 20 bits, times the inverse: and near the quotient itself."""
+    draw = generator("output", bits)
+    worst = Fraction(0)
     for _ in range(20):
-        exact, delta = draw.integers(-(2**45), 2**45, (2, 16)), draw.integers(-(2**40), 2**40, (2, 16))
-        rest, total = draw.integers(0, 2**31, 2), draw.integers(2**15, 2**32, 2)
-        shape, mean = draw.integers(1, 4096, 16), draw.integers(-32768, 32768, 16)
-        made = finish_output(exact, delta, rest, total, shape, mean)
-        for i in range(2):
+        sums, shape, mean = drawn_sums(draw, bits)
+        made = finish_output(sums, shape, mean)
+        for i, total in enumerate(sums.total.tolist()):
+            cut, inverse = max(bits - 20, 0), half_up(Fraction(1 << (bits - 1 + 18), total))
             for c in range(16):
-                spread = half_up(Fraction(int(delta[i, c]) * int(shape[c]), 512))
-                numerator = int(exact[i, c]) + spread + int(rest[i]) * int(mean[c])
-                value = half_up(Fraction(numerator, int(total[i])))
+                odd = 2 * int(sums.delta[i, c]) - 3 * int(sums.scaled[i])
+                numerator = int(sums.exact[i, c]) + half_up(Fraction(odd * int(shape[c]), 512))
+                numerator += int(sums.rest[i]) * int(mean[c])
+                value = half_up(Fraction((numerator >> cut) * inverse, 1 << (bits - 1 + 18 - cut)))
                 assert made[i, c] == min(max(value, -32768), 32767)
+                exact = Fraction(min(max(Fraction(numerator, total), Fraction(-32768)), Fraction(32767)))
+                worst = max(worst, abs(int(made[i, c]) - exact))
+    print(f"totals of {bits} bits: outputs within {float(worst):.4f} of the quotient")
+    assert worst < 0.5 + 0.125 + 2**-18
+
+
+def sums_of(exact: list, total: list) -> Sums:
+    """Sums of INT8 tokens alone."""
+    zero = np.zeros(len(total), np.int64)
+    return Sums(exact=np.array(exact), delta=np.zeros_like(exact), scaled=zero, rest=zero, total=np.array(total))
 
 
 def test_output_saturates_and_is_zero_without_weight():
     shape, mean = np.full(4, 256), np.array([9, 9, 9, 9])
-    exact = np.array([[10**12, -(10**12), 7, 0]])
-    zero = np.zeros((1, 4), np.int64)
-    one = finish_output(exact, zero, np.array([0]), np.array([32768]), shape, mean)
+    one = finish_output(sums_of([[10**12, -(10**12), 7, 0]], [32768]), shape, mean)
     assert one.tolist() == [[32767, -32768, 0, 0]]
-    assert not finish_output(zero, zero, np.array([0]), np.array([0]), shape, mean).any()
+    huge = finish_output(sums_of([[2**60, -(2**60), 2**41 - 1, -(2**41)]] * 2, [1, 65359 << 20]), shape, mean)
+    assert huge.tolist() == [[32767, -32768, 32767, -32768], [32767, -32768, 32, -32]]
+    assert not finish_output(sums_of([[0, 5, -5, 0]], [0]), shape, mean).any()
+
+
+@pytest.mark.parametrize("total", [655359, (1 << 20) - 1, 3 << 20, 987654321, (1 << 36) - 12345])
+def test_output_rounds_up_from_the_cut_half_on(total):
+    """The least numerators whose cut form reaches k + 1/2, and those one below."""
+    length = total.bit_length()
+    cut, inverse = max(length - 20, 0), half_up(Fraction(1 << (length - 1 + 18), total))
+    value = np.arange(-30000, 30000, 1777)
+    tie = [-(-((2 * int(k) + 1) << (length - 2 + 18 - cut)) // inverse) << cut for k in value]
+    shape, mean = np.full(len(tie), 256), np.zeros(len(tie), np.int64)
+    for below, more in ((0, 1), (1, 0)):
+        made = finish_output(sums_of([[x - below for x in tie]], [total]), shape, mean)
+        np.testing.assert_array_equal(made[0], value + more)
+
+
+def test_output_of_whole_quotients_is_exact():
+    """Sums that are multiples of the total give that multiple: one token gives its row."""
+    draw = generator("whole")
+    total = np.concatenate([draw.integers(1, 1 << bits, 8) for bits in (4, 10, 16, 20, 27, 36)])
+    value = draw.integers(-32768, 32768, (len(total), 16))
+    made = finish_output(sums_of(value * total[:, None], total), np.full(16, 256), np.zeros(16, np.int64))
+    np.testing.assert_array_equal(made, value)
+
+
+def test_output_of_a_delta_token_lies_on_its_level():
+    """Codes 0..3 at a scale of 16 and shape 1: mean - 24, - 8, + 8, + 24."""
+    weights, maximum = np.full((1, 1), 40000, np.int32), np.zeros((1, 1), np.int32)
+    for code, offset in enumerate((-24, -8, 8, 24)):
+        sums = accumulate(weights, maximum, np.array([True]), np.array([96], np.uint8), np.full((1, 4), code, np.int8))
+        made = finish_output(sums, np.full(4, 256), np.array([0, 100, -100, 32760]))
+        assert made.tolist() == [[min(mean + offset, 32767) for mean in (0, 100, -100, 32760)]]

@@ -15,7 +15,8 @@ from golden.dsq.scale import MAX_EXPONENT, SCALE_BIAS
 from golden.hcap.history import HISTORY_BITS
 from golden.hcap.selector import BIN_SHIFT, BINS
 from golden.mha.scores import SCORE_BITS, SCORE_FRACTION_BITS
-from golden.mha.softmax import PROBABILITY_BITS
+from golden.mha.softmax import INVERSE_BITS, MASKED, NO_MAXIMUM, NORMAL_BITS, PROBABILITY_BITS
+from golden.mha.value_sum import SCALED_BITS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "numerics.md").read_text(encoding="utf-8")
@@ -76,6 +77,11 @@ def test_layout_table_is_the_layout(section):
         ("SCORE_BITS", SCORE_BITS),
         ("SCORE_FRACTION_BITS", SCORE_FRACTION_BITS),
         ("PROBABILITY_BITS", PROBABILITY_BITS),
+        ("MASKED", MASKED),
+        ("NO_MAXIMUM", NO_MAXIMUM),
+        ("INVERSE_BITS", INVERSE_BITS),
+        ("NORMAL_BITS", NORMAL_BITS),
+        ("SCALED_BITS", SCALED_BITS),
         ("RECIPROCAL", ", ".join(map(str, RECIPROCAL.tolist()))),
     ],
 )

@@ -1,6 +1,8 @@
-"""Base-2 softmax: table, integer maximum, weights, mass of rows of any length, streaming form."""
+"""Base-2 softmax: table, integer maximum, weights, streaming form, inverse of the sum, mass of rows of any length."""
 
 import itertools
+from fractions import Fraction
+from math import floor
 
 import numpy as np
 import pytest
@@ -8,12 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocotb_tests.golden.draws import generator
-from golden.mha.softmax import EXP2, MASKED, integer_maximum, normalize, softmax, softmax_streaming
+from golden.mha.softmax import (
+    EXP2,
+    INVERSE_BITS,
+    MASKED,
+    NO_MAXIMUM,
+    NORMAL_BITS,
+    integer_maximum,
+    inverse,
+    normalize,
+    softmax,
+    softmax_streaming,
+)
 from golden.reference import softmax as reference_softmax
 
 ONE = 1 << 16
 LENGTHS = [1, 2, 3, 5, 16, 64, 100, 255, 256, 257, 600, 1000, 3000, 4096, 10000, 30000, 32768]
-#: scores of 24 bits
+#: scores of 24 bits; those of delta tokens are the sums of four
 LIMIT = 1 << 23
 
 
@@ -37,12 +50,40 @@ def ramp(length: int) -> np.ndarray:
     return (np.arange(length) * 8 % 60000 - 30000).astype(np.int32)
 
 
-ROWS = pytest.mark.parametrize(("kind", "length"), list(itertools.product([flat, peaked, spread, ramp], LENGTHS)))
+KINDS = [flat, peaked, spread, ramp]
+ROWS = pytest.mark.parametrize(("kind", "length"), list(itertools.product(KINDS, LENGTHS)))
 
 
 def plain(score: np.ndarray) -> np.ndarray:
     """Weights against the row's own maximum."""
     return softmax(score, integer_maximum(score))
+
+
+def streaming_sum(weights: np.ndarray, maximum: np.ndarray) -> tuple[int, int]:
+    """The sum of one row's weights, token by token, and how many of them were added before its maximum last rose."""
+    total, before, added, highest = 0, 0, 0, int(maximum[0])
+    for weight, top in zip(weights.tolist(), maximum.tolist(), strict=True):
+        if top > highest:
+            total, before, highest = total >> (top - highest), added, top
+        total += weight
+        added += weight > 0
+    return total, before
+
+
+def masses(score: np.ndarray, *, int8_tokens: int | None = None, group: int = 64) -> tuple[np.ndarray, int, int]:
+    """Mass of the entries of one row: every token, or INT8 tokens and the sums of groups behind them.
+
+    Also the sum of the row, and how many entries were there before its maximum last rose.
+    """
+    weights, maximum = softmax_streaming(score)
+    total, _ = streaming_sum(weights, maximum)
+    if int8_tokens is not None:
+        starts = [*range(min(int8_tokens, len(score))), *range(int8_tokens, len(score), group), len(score)]
+        parts = [slice(a, b) for a, b in itertools.pairwise(starts)]
+        weights = np.array([streaming_sum(weights[part], maximum[part])[0] for part in parts])
+        maximum = np.array([maximum[part][-1] for part in parts])
+    before = int(((weights > 0) & (maximum < maximum[-1])).sum())
+    return normalize(weights, maximum, maximum[-1], np.array(total)), total, before
 
 
 def test_table_is_half_up_of_the_exact_powers():
@@ -52,10 +93,11 @@ def test_table_is_half_up_of_the_exact_powers():
         assert (2 * t - 1) ** 256 <= 1 << (16 * 256 + f) < (2 * t + 1) ** 256
 
 
-@given(st.integers(-LIMIT, LIMIT - 1))
+@given(st.integers(-4 * LIMIT, 4 * LIMIT - 4))
 def test_maximum_is_the_next_whole_unit_above(score):
     maximum = int(integer_maximum(np.array([score, MASKED], np.int32)))
     assert (maximum - 1) * 256 <= score < maximum * 256
+    assert maximum > NO_MAXIMUM
 
 
 @given(st.integers(-LIMIT, LIMIT - 1), st.integers(0, 40 * 256))
@@ -81,54 +123,184 @@ def test_largest_weight_is_at_least_one_half():
 def test_weights_of_saturated_scores():
     score = np.array([-LIMIT, 0, LIMIT - 1, LIMIT - 1], np.int32)
     assert plain(score).tolist() == [0, 0, EXP2[255], EXP2[255]]
+    far = np.array([-4 * LIMIT, MASKED, 4 * LIMIT - 4, -4 * LIMIT], np.int32)
+    assert plain(far).tolist() == [0, 0, EXP2[252], 0]
+    weights, maximum = softmax_streaming(far)
+    assert weights.tolist() == [1 << 15, 0, EXP2[252], 0]
+    assert maximum.tolist() == [1 - (1 << 17), 1 - (1 << 17), 1 << 17, 1 << 17]
+
+
+@given(st.lists(st.one_of(st.integers(-9000, 9000), st.just(int(MASKED))), min_size=1, max_size=60))
+def test_streaming_weights_shifted_to_the_last_maximum_are_the_plain_ones(scores):
+    """Two floors in a row are one: what differs is what sums lose, not the weights."""
+    score = np.array(scores, np.int32)
+    weights, maximum = softmax_streaming(score)
+    assert maximum.tolist() == [int(integer_maximum(score[: i + 1])) for i in range(len(score))]
+    np.testing.assert_array_equal(weights >> np.minimum(maximum[-1] - maximum, 31), plain(score))
+
+
+@given(st.lists(st.integers(-9000, 9000), min_size=1, max_size=60), st.integers(0, 255))
+def test_streaming_is_the_plain_form_when_the_first_token_has_the_largest_maximum(scores, above):
+    score = np.array([max(scores) // 256 * 256 + above, *scores], np.int32)
+    weights, maximum = softmax_streaming(score)
+    np.testing.assert_array_equal(weights, plain(score))
+    assert set(maximum.tolist()) == {int(integer_maximum(score))}
+    assert streaming_sum(weights, maximum) == (plain(score).sum(), 0)
+
+
+@given(st.sampled_from(KINDS), st.integers(1, 400), st.integers(0, 2**32))
+def test_streaming_differs_by_less_than_its_bound(kind, length, seed):
+    """Less than one unit for each weight that was added before the last rise, and never below the plain sum."""
+    draw = np.random.default_rng(seed)
+    score = np.where(draw.random(length) < 0.1, MASKED, draw.permutation(kind(length)) if seed % 2 else kind(length))
+    weights, maximum = softmax_streaming(score.astype(np.int32))
+    total, before = streaming_sum(weights, maximum)
+    assert 0 <= total - int(plain(score).sum()) <= max(before - 1, 0)
+
+
+def test_rows_stream_one_by_one():
+    score = generator("streams").normal(0, 2000, (2, 3, 50)).astype(np.int32)
+    weights, maximum = softmax_streaming(score)
+    for at in itertools.product(range(2), range(3)):
+        one, top = softmax_streaming(score[at])
+        np.testing.assert_array_equal(weights[at], one)
+        np.testing.assert_array_equal(maximum[at], top)
+
+
+def test_streaming_error_is_small_on_growing_rows():
+    """Token by token over rows whose maximum rises again and again."""
+    worst = 0.0
+    for length in (10, 100, 1000, 4096):
+        for step in (3, 17, 64, 300):
+            score = (np.arange(length) * step - (1 << 20)).astype(np.int32)
+            total, _ = streaming_sum(*softmax_streaming(score))
+            sums = int(plain(score).sum())
+            assert total >= sums
+            worst = max(worst, (total - sums) / sums)
+    print(f"largest excess of the streaming sum on growing rows: {worst:.5f}")
+    assert worst < 0.0005
+
+
+def test_streaming_keeps_more_of_a_long_tail_before_a_peak():
+    """The worst order: every weight of the tail loses almost a unit in the plain form, nothing in the streaming one.
+
+    As entries of their own they lose it from the mass too; in groups of 64 they do not.
+    """
+    score = np.array([-14 * 256 - 1] * 1000 + [0], np.int32)
+    total, _ = streaming_sum(*softmax_streaming(score))
+    assert plain(score).sum() == 1000 + 32768
+    assert total == (1000 * 65359 >> 15) + 32768 == 1994 + 32768
+    tokens, grouped = (int(masses(score, int8_tokens=count)[0].sum()) for count in (1001, 0))
+    print(f"mass of 1,000 tokens and a peak: {tokens / ONE:.4f} token by token, {grouped / ONE:.5f} in groups")
+    assert tokens == floor(Fraction(33768 * ONE, 34762) + Fraction(1, 2)) and grouped > 0.9995 * ONE
+
+
+@given(st.integers(1, (1 << 42) - 1))
+def test_inverse_matches_exact_fractions(total):
+    factor, length = (int(x) for x in inverse(np.array(total)))
+    exact = Fraction(1 << (length - 1 + INVERSE_BITS), total)
+    assert length == total.bit_length()
+    assert factor == floor(exact + Fraction(1, 2))
+    assert 1 << (INVERSE_BITS - 1) <= factor <= 1 << INVERSE_BITS
+
+
+def test_inverse_at_powers_of_two():
+    for length in range(1, 43):
+        lowest, highest = 1 << (length - 1), (1 << length) - 1
+        factors, lengths = inverse(np.array([lowest, highest]))
+        assert lengths.tolist() == [length, length]
+        least = floor(Fraction(lowest << INVERSE_BITS, highest) + Fraction(1, 2))
+        assert factors.tolist() == [1 << INVERSE_BITS, least]
+
+
+def test_inverse_of_zero_is_zero():
+    factor, length = inverse(np.zeros(2, np.int64))
+    assert factor.tolist() == length.tolist() == [0, 0]
+
+
+ENTRIES = st.lists(
+    st.tuples(st.one_of(st.integers(0, 65535), st.integers(0, 2), st.integers(1 << 24, 1 << 30)), st.integers(0, 3)),
+    min_size=1,
+    max_size=50,
+)
+
+
+@given(ENTRIES, st.integers(0, 40), st.integers(0, 2))
+def test_mass_matches_exact_integers(entries, last_rise, more):
+    """Any weights under growing maxima; the sum of the row may be larger than that of the shifted entries."""
+    weights = np.array([weight for weight, _ in entries])
+    maximum = np.cumsum([rise for _, rise in entries]) - 30
+    final = int(maximum[-1]) + last_rise
+    shifted = [int(w) >> (final - int(top)) for w, top in zip(weights, maximum, strict=True)]
+    total = sum(shifted) + more * len(entries)
+    made = normalize(weights, maximum, np.array(final), np.array(total)).tolist()
+    if not total:
+        assert not any(made)
+        return
+    length, cut = total.bit_length(), max(total.bit_length() - NORMAL_BITS, 0)
+    factor = floor(Fraction(1 << (length - 1 + INVERSE_BITS), total) + Fraction(1, 2))
+    bits = length - 1 + INVERSE_BITS - 16 - cut
+    reached = [floor(Fraction((x >> cut) * factor, 1 << bits) + Fraction(1, 2)) for x in itertools.accumulate(shifted)]
+    assert made == [b - a for a, b in itertools.pairwise([0, *reached])]
+    assert min(made) >= 0 and sum(made) <= ONE
+    assert more or sum(made) == ONE
+    for mass, weight in zip(made, shifted, strict=True):
+        assert abs(mass - Fraction(weight * ONE, total)) < 1.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mass_of_a_row_is_one(kind):
+    """Exactly where the maximum never rises; within 0.5% in the entries that attention has: up to 128 INT8 tokens, then
+    groups of 64. A row with an entry a token loses less than one unit an entry before the last rise."""
+    worst = {"tokens": 0.0, "groups": 0.0}
+    for length in LENGTHS:
+        for name, int8_tokens in (("tokens", None), ("groups", 128)):
+            mass, total, before = masses(kind(length), int8_tokens=int8_tokens)
+            loss = 1 - int(mass.sum()) / ONE
+            worst[name] = max(worst[name], loss)
+            assert (mass >= 0).all() and -1e-9 < loss <= before / total + 1 / ONE
+            if not before:
+                assert mass.sum() == ONE
+            assert name == "tokens" or loss < 0.005
+    print(f"{kind.__name__}: largest mass missing {worst['tokens']:.6f} by token, {worst['groups']:.6f} by group")
+    assert kind is not flat or worst == {"tokens": 0, "groups": 0}
 
 
 @ROWS
-def test_mass_of_a_row_is_one(kind, length):
-    """Exactly, whatever the length; the real-valued shares sum to one as well."""
-    weights = plain(kind(length))
-    assert normalize(weights).sum() == ONE
-    assert abs((weights / weights.sum()).sum() - 1) < 1e-9
-
-
-@ROWS
-def test_mass_of_a_token_lies_less_than_a_unit_from_its_share(kind, length):
-    weights = plain(kind(length))
-    assert np.abs(normalize(weights) - weights * (ONE / weights.sum())).max() < 1
-
-
-@given(st.lists(st.one_of(st.integers(0, 65535), st.integers(0, 2)), min_size=1, max_size=50))
-def test_mass_matches_exact_integers(weights):
-    total = sum(weights)
-    upto = [(2 * ONE * part + total) // (2 * total) if total else 0 for part in itertools.accumulate(weights)]
-    expected = [b - a for a, b in itertools.pairwise([0, *upto])]
-    assert normalize(np.array(weights, np.int32)).tolist() == expected
+def test_mass_of_a_token_lies_near_its_share(kind, length):
+    """One unit for the two roundings, an eighth where sums are cut, a quarter at most for the inverse."""
+    score = kind(length)
+    mass, total, _ = masses(score)
+    assert np.abs(mass - plain(score) * (ONE / total)).max() < 1.375
 
 
 def test_mass_of_one_token_is_one():
     for score in (-LIMIT, -1, 0, 77, LIMIT - 1):
-        assert normalize(plain(np.array([score], np.int32))).tolist() == [ONE]
+        assert masses(np.array([score], np.int32))[0].tolist() == [ONE]
 
 
 def test_mass_of_equal_tokens_is_equal_where_it_divides():
     for length in (2, 16, 4096, 32768, 65536):
-        np.testing.assert_array_equal(normalize(plain(flat(length))), ONE // length)
+        np.testing.assert_array_equal(masses(flat(length))[0], ONE // length)
 
 
 def test_masked_scores_have_no_weight():
     score = np.array([100, MASKED, 50, MASKED], np.int32)
     assert plain(score)[[1, 3]].tolist() == [0, 0]
-    assert normalize(plain(score))[[1, 3]].tolist() == [0, 0]
+    assert masses(score)[0][[1, 3]].tolist() == [0, 0]
+    weights, maximum = softmax_streaming(np.array([MASKED, MASKED, -700, MASKED], np.int32))
+    assert weights.tolist() == [0, 0, EXP2[68], 0]
+    assert maximum.tolist() == [NO_MAXIMUM, NO_MAXIMUM, -2, -2]
 
 
 @pytest.mark.parametrize("length", [1, 2, 64, 1000])
 def test_fully_masked_row_gives_zeros(length):
     score = np.full((3, length), MASKED, np.int32)
-    assert integer_maximum(score).tolist() == [0, 0, 0]
+    assert integer_maximum(score).tolist() == [NO_MAXIMUM] * 3
     assert not plain(score).any()
-    assert not normalize(plain(score)).any()
-    weights, maximum, total = softmax_streaming(np.array_split(score[0], 3))
-    assert (maximum, total) == (0, 0) and not np.concatenate(weights).any()
+    weights, maximum = softmax_streaming(score)
+    assert not weights.any() and (maximum == NO_MAXIMUM).all()
+    assert not normalize(weights, maximum, maximum[:, -1], np.zeros(3, np.int64)).any()
 
 
 @ROWS
@@ -154,57 +326,3 @@ def test_error_of_probabilities_is_small_within_the_margin():
         assert error < 0.002
     print(f"largest relative error of a probability within 7 nats: {worst:.4f}")
     assert worst < 0.04
-
-
-def split(score: np.ndarray, seed: int) -> list[np.ndarray]:
-    """Random chunks, one of them empty now and then."""
-    draw = np.random.default_rng(seed)
-    return np.split(score, np.sort(draw.integers(0, len(score) + 1, draw.integers(0, 9))))
-
-
-@given(st.sampled_from([flat, peaked, spread, ramp]), st.integers(1, 400), st.integers(0, 2**32))
-def test_streaming_differs_by_less_than_its_bound(kind, length, seed):
-    draw = np.random.default_rng(seed)
-    score = np.where(draw.random(length) < 0.1, MASKED, draw.permutation(kind(length)) if seed % 2 else kind(length))
-    chunks = split(score.astype(np.int32), seed)
-    weights, maximum, total = softmax_streaming(chunks)
-    assert maximum == integer_maximum(score)
-    sums = int(plain(score).sum())
-    highest, added, before = None, 0, 0
-    for chunk, made in zip(chunks, weights, strict=True):
-        live = chunk[chunk != MASKED]
-        if live.size and (highest is None or int(integer_maximum(live)) > highest):
-            highest, before = int(integer_maximum(live)), added
-        added += int((made > 0).sum())
-        reference = softmax(chunk, np.array(0 if highest is None else highest, np.int32))
-        np.testing.assert_array_equal(made, reference)
-    assert 0 <= total - sums <= max(before - 1, 0) or (before == 0 and total == sums)
-
-
-def test_streaming_in_one_chunk_is_the_plain_form():
-    score = spread(500)
-    weights, maximum, total = softmax_streaming([score])
-    np.testing.assert_array_equal(weights[0], plain(score))
-    assert (maximum, total) == (integer_maximum(score), plain(score).sum())
-
-
-def test_streaming_error_is_small_on_growing_rows():
-    """Token by token over rows whose maximum rises again and again."""
-    worst = 0.0
-    for length in (10, 100, 1000, 4096):
-        for step in (3, 17, 64, 300):
-            score = (np.arange(length) * step - (1 << 20)).astype(np.int32)
-            _, _, total = softmax_streaming(score.reshape(-1, 1))
-            sums = int(plain(score).sum())
-            assert total >= sums
-            worst = max(worst, (total - sums) / sums)
-    print(f"largest excess of the streaming sum on growing rows: {worst:.5f}")
-    assert worst < 0.0005
-
-
-def test_streaming_keeps_more_of_a_long_tail_before_a_peak():
-    """The worst order: every weight of the tail loses almost a unit in the plain form, nothing in the streaming one."""
-    tail, peak = np.full(1000, -14 * 256 - 1, np.int32), np.zeros(1, np.int32)
-    _, _, total = softmax_streaming([tail, peak])
-    assert plain(np.concatenate([tail, peak])).sum() == 1000 + 32768
-    assert total == (1000 * 65359 >> 15) + 32768 == 1994 + 32768

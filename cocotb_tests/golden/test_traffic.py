@@ -7,10 +7,10 @@ import pytest
 
 from cocotb_tests.golden.draws import generator
 from golden.account import Account
-from golden.attention import Fetch
 from golden.calibrate import ModelCalibration
 from golden.dsq.record import RecordLayout
 from golden.kvo_method import KvoLayer, KvoMethod
+from golden.mha.core import Fetch
 from golden.settings import KvoSettings
 from golden.traffic import add_fetch, add_int8_tokens, record_bits
 
@@ -117,6 +117,17 @@ def test_all_salient_records_have_no_delta_rows():
 
 def test_no_groups_cost_nothing():
     assert account_of(Fetch.nothing(4)).read_bits == 0
+
+
+def test_a_fetch_of_nothing_costs_nothing():
+    nothing = Fetch.nothing(4, 2, 3, 13)
+    parts = (nothing.scanned, nothing.lower, nothing.k_delta, nothing.v_salient, nothing.v_delta)
+    assert [part.shape for part in parts] == [(2,), (4, 2, 3), (4, 2, 13), (4, 2, 3), (4, 2, 13)]
+    assert account_of(nothing).read_bits == 0
+    for changed in parts:
+        changed[...] = True
+        assert sum(part.all() for part in parts) == 1  # none shares its memory with another
+        changed[...] = False
 
 
 def test_int8_tokens_by_hand():

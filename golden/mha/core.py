@@ -1,27 +1,26 @@
 """Two-phase attention on the compressed cache, integer and exact, for one block of queries of one (layer, kv_head).
 
-The chain of the parts' functions: prepare_query, estimates, select_groups and select_runs, exact scores, softmax,
-value sum.
+The chain of the parts' functions: prepare_query, select_groups, estimates, select_runs, the scores of what is kept,
+softmax_streaming, accumulate, finish_output, normalize.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from golden.hcap.estimator import upper_nibble
+from golden.dsq.record import COARSE_BITS
+from golden.hcap.estimator import lower_nibble, upper_nibble
 from golden.hcap.history import select_groups
-from golden.hcap.selector import select_runs
-from golden.mha.scores import prepare_query, scores
-from golden.mha.softmax import MASKED, integer_maximum, normalize, softmax
-from golden.mha.value_sum import finish_output, scale_weights
+from golden.hcap.selector import keep_limit, select_runs
+from golden.mha.scores import Query, prepare_query, scores
+from golden.mha.softmax import MASKED, normalize, softmax_streaming
+from golden.mha.value_sum import accumulate, finish_output
 from golden.settings import KvoSettings
 from golden.state import Groups, HeadState
 
-__all__ = ["Fetch", "attend"]
-
-#: a distance beyond every margin
-FAR = np.int32(1 << 30)
+__all__ = ["Fetch", "attend", "delta_planes"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,166 +34,172 @@ class Fetch:
     v_delta: NDArray[np.bool_]  # [n, g, R]
 
     @staticmethod
-    def nothing(queries: int) -> "Fetch":
-        """No compressed groups yet."""
-        none = np.zeros((queries, 0, 0), bool)
-        return Fetch(scanned=np.zeros(0, bool), lower=none, k_delta=none, v_salient=none, v_delta=none)
+    def nothing(queries: int, groups: int = 0, bases: int = 0, others: int = 0) -> "Fetch":
+        """Nothing of that many groups."""
+        of_bases = np.zeros((queries, groups, bases), bool)
+        of_others = np.zeros((queries, groups, others), bool)
+        return Fetch(
+            scanned=np.zeros(groups, bool),
+            lower=of_bases,
+            k_delta=of_others,
+            v_salient=of_bases.copy(),
+            v_delta=of_others.copy(),
+        )
 
 
-def _everything(groups: Groups, queries: int) -> Fetch:
-    g, s = groups.run_length.shape
-    r = groups.base_of.shape[1]
-    bases, rest = np.ones((queries, g, s), bool), np.ones((queries, g, r), bool)
-    return Fetch(scanned=np.ones(g, bool), lower=bases, k_delta=rest, v_salient=bases, v_delta=rest)
+def delta_planes(levels: NDArray[np.int8], delta_bits: int) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """Odd K delta levels as the sum of two: what the first two code bits show, and what the other ones add.
+
+    The first is the middle of what the other bits leave open; with two bits in all, the second is 0.
+    """
+    span = 1 << (delta_bits - COARSE_BITS)
+    code = (levels.astype(np.int16) + (1 << delta_bits) - 1) >> 1
+    coarse = span * (2 * (code // span) + 1 - (1 << COARSE_BITS))
+    return coarse.astype(np.int8), (levels - coarse).astype(np.int8)
 
 
-def coarse_levels(levels: NDArray[np.int8], delta_bits: int) -> NDArray[np.int8]:
-    """Odd delta levels as their upper two code bits show them: sign and upper magnitude bit, the middle of the rest."""
-    if delta_bits == 2:
-        return levels
-    span = 1 << (delta_bits - 1)
-    magnitude = (np.abs(levels) // span) * span + span // 2
-    return (np.sign(levels) * magnitude).astype(np.int8)
-
-
-def _fixed_share(share: float, total: int) -> int:
-    """A share as the hardware holds it, in 256ths."""
-    return (round(share * 256) * total) >> 8
-
-
-def attend(
-    state: HeadState, q_rows: NDArray[np.int16], *, shift: int
-) -> tuple[NDArray[np.int16], Fetch]:
+def attend(state: HeadState, q_rows: NDArray[np.int16], *, shift: int) -> tuple[NDArray[np.int16], Fetch]:
     """Attention of the newest n tokens of ``state``, which are already appended, all in the open group.
 
     ``q_rows[G, n, head_dim]`` are INT16 with ``log2(e) / sqrt(head_dim)`` folded in; ``shift`` is what takes the
     product of q and K units to 8 fraction bits: ``q_fraction + k_fraction - 8``, less one when ``rotate`` halves the
     dot product. Returns ``out[G, n, head_dim]`` in V units and what was fetched; the attention mass goes to the state.
     """
-    settings, calibration, groups = state.settings, state.calibration, state.groups
     heads, n, dim = q_rows.shape
-    query = prepare_query(q_rows, calibration.k_shape)
-    dense_tokens = len(state.k_codes)
+    query = prepare_query(q_rows, state.calibration.k_shape)
+    tokens = len(state.k_codes)
     dense = scores(query.codes, query.scale, state.k_codes, state.k_scale, shift=shift)
-    future = np.arange(dense_tokens)[None, :] > np.arange(dense_tokens - n, dense_tokens)[:, None]
-    dense[:, future] = MASKED
+    dense[:, np.arange(tokens)[None, :] > np.arange(tokens - n, tokens)[:, None]] = MASKED
 
-    if groups is None:
-        maximum = integer_maximum(dense)
-        fetch = Fetch.nothing(n)
-        base = rest = np.zeros((heads, n, 0), np.int32)
-    else:
-        g, s = groups.run_length.shape
-        r = groups.base_of.shape[1]
-        exact = scores(
-            query.codes, query.scale, groups.k_base.reshape(g * s, dim), groups.k_base_scale.ravel(), shift=shift
-        )
-        delta = scores(
-            query.shaped_codes,
-            query.shaped_scale,
-            groups.k_level.reshape(g * r, dim),
-            np.repeat(groups.k_group_scale, r),
-            shift=shift + 1,
-        )
-        owner = (groups.base_of + s * np.arange(g)[:, None]).ravel()
-        base = exact
-        if settings.prune:
-            candidate, kept, scanned, estimate = _select(state, settings, query.codes, query.scale, dense, shift)
-            base = np.where(candidate, exact, MASKED)
-            known = np.where(candidate, exact, estimate)[..., owner]
-            rough = scores(
-                query.shaped_codes,
-                query.shaped_scale,
-                coarse_levels(groups.k_level, settings.delta_bits).reshape(g * r, dim),
-                np.repeat(groups.k_group_scale, r),
-                shift=shift + 1,
-            )
-            rough = np.where(kept[:, owner], known + rough, MASKED)
-            top = np.maximum(dense.max(axis=2), np.maximum(base.max(axis=2), rough.max(axis=2, initial=MASKED)))
-            margin = KvoSettings.fixed_point(settings.value_margin)
-            v_base = ((top[..., None] - base) <= margin).any(axis=0)
-            v_rest = ((top[..., None] - rough) <= margin).any(axis=0)
-            base, rest = np.where(v_base, base, MASKED), np.where(v_rest, known + delta, MASKED)
-            fetch = Fetch(
-                scanned=scanned,
-                lower=candidate.reshape(n, g, s),
-                k_delta=kept[:, owner].reshape(n, g, r),
-                v_salient=v_base.reshape(n, g, s),
-                v_delta=v_rest.reshape(n, g, r),
-            )
-            maximum = integer_maximum(np.concatenate([dense, base, rest], axis=2))
-        else:
-            rest = exact[..., owner] + delta
-            fetch = _everything(groups, n)
-            maximum = integer_maximum(np.concatenate([dense, base, rest], axis=2))
-
-    out, mass = _value_sum(state, softmax(np.concatenate([dense, base, rest], axis=2), maximum))
-    dense_mass = mass[:dense_tokens]
-    n_base = base.shape[2]
+    # Columns in the hardware's order: INT8 tokens, then group by group its bases and its other tokens.
+    groups, fetch, scanned, score = state.groups, Fetch.nothing(n), np.zeros(0, np.int64), dense
+    is_delta, scale, codes = np.zeros(tokens, bool), state.v_scale, state.v_codes
     if groups is not None:
-        g = len(groups.run_length)
-        group_mass = mass[dense_tokens : dense_tokens + n_base].reshape(g, -1).sum(axis=1)
-        group_mass = group_mass + mass[dense_tokens + n_base :].reshape(g, -1).sum(axis=1)
-    else:
-        group_mass = np.zeros(0, np.int64)
-    state.observe(group_mass, dense_mass)
+        fetch, of_groups = _rebuild(state, query, dense, shift)
+        scanned = np.flatnonzero(fetch.scanned)
+        score = np.concatenate([dense, of_groups.reshape(heads, n, -1)], axis=2)
+        of_delta, of_scale, of_codes = (field[scanned] for field in _value_columns(groups))
+        is_delta, scale = np.concatenate([is_delta, of_delta.ravel()]), np.concatenate([scale, of_scale.ravel()])
+        codes = np.concatenate([codes, of_codes.reshape(-1, dim)])
+    weights, maximum = softmax_streaming(score.reshape(heads * n, -1))
+    sums = accumulate(weights, maximum, is_delta, scale, codes)
+    out = finish_output(sums, state.calibration.v_shape, state.calibration.v_mean).reshape(heads, n, dim)
+
+    entry_weights, entry_maximum = _mass_entries(weights, maximum, tokens, len(scanned))
+    mass = normalize(entry_weights, entry_maximum, maximum[:, -1], sums.total).sum(axis=0)
+    group_mass = np.zeros(len(fetch.scanned), np.int64)
+    group_mass[scanned] = mass[tokens:]
+    state.observe(group_mass, mass[:tokens])
     return out, fetch
 
 
-def _select(
-    state: HeadState,
-    settings: KvoSettings,
-    q_codes: NDArray[np.int8],
-    q_scale: NDArray[np.uint8],
-    dense: NDArray[np.int32],
-    shift: int,
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int32]]:
-    """Candidates (lower nibble read) and kept bases ``[n, g * S]``, scanned groups ``[g]``, estimates ``[G, n, g *
-    S]``."""
-    groups = state.groups
+def _rebuild(
+    state: HeadState, query: Query, dense: NDArray[np.int32], shift: int
+) -> tuple[Fetch, NDArray[np.int32]]:
+    """What is fetched of the compressed groups, and the final scores of the scanned ones, ``[G, n, g', S + R]``.
+
+    Groups are selected among in tiles of ``tile_groups`` scanned ones: the peak that distances count from is that of
+    the tiles so far, this one included. Whether a V row is read depends on the scores of its own and earlier groups.
+    """
+    settings, groups = state.settings, state.groups
     assert groups is not None
     g, s = groups.run_length.shape
-    heads, n, _ = q_codes.shape
-    scanned = select_groups(state.history[:g], drop_count=_fixed_share(settings.history_drop, g))
-    rough = upper_nibble(groups.k_base[scanned]).reshape(-1, groups.k_base.shape[2])
-    seen = scores(q_codes, q_scale, rough, groups.k_base_scale[scanned].ravel(), shift=shift)
-    peak = np.maximum(dense.max(axis=2), seen.max(axis=2))
-    distance = np.full((n, g, s), FAR, np.int32)
-    distance[:, scanned] = (peak[..., None] - seen).min(axis=0).reshape(n, -1, s)
-    estimate = np.full((heads, n, g, s), MASKED, np.int32)
-    estimate[:, :, scanned] = seen.reshape(heads, n, -1, s)
-    flat = distance.reshape(n, g * s)
-    candidate = flat <= KvoSettings.fixed_point(settings.estimate_margin)
+    n, r = dense.shape[1], groups.base_of.shape[1]
+    fetch = Fetch.nothing(n, g, s, r)
+    drop_count = keep_limit(settings.history_drop, g) if settings.prune else 0
+    fetch.scanned[:] = select_groups(state.history[:g], drop_count=drop_count)
+    scanned = np.flatnonzero(fetch.scanned)
+    peak = top = dense.max(axis=2)
+    final = []
+    for start in range(0, len(scanned), settings.tile_groups):
+        tile = scanned[start : start + settings.tile_groups]
+        planes = _plane_scores(groups, tile, query, shift, settings.delta_bits)
+        estimate, lower, coarse, fine = planes
+        peak = np.maximum(peak, estimate.max(axis=(2, 3)))
+        candidate, kept = _select(settings, peak, estimate, groups.run_length[tile])
+        known = estimate + np.where(candidate, lower, 0)
+        owner = groups.base_of[tile]
+        rest_known = np.take_along_axis(known, owner[None, None], axis=3)
+        rest_kept = np.take_along_axis(kept, owner[None], axis=2)
+        base = np.where(candidate, known, MASKED)
+        rough = np.where(rest_kept, rest_known + coarse, MASKED)
+        seen = np.concatenate([base, rough], axis=3)
+        tops = np.maximum.accumulate(np.concatenate([top[..., None], seen.max(axis=3)], axis=2), axis=2)
+        top = tops[..., -1]
+        near = seen != MASKED
+        if settings.prune:
+            margin = KvoSettings.fixed_point(settings.value_margin)
+            near &= (tops[..., 1:, None] - seen <= margin).any(axis=0)
+        exact = np.concatenate([base, np.where(rest_kept, rest_known + coarse + fine, MASKED)], axis=3)
+        final.append(np.where(near, exact, MASKED))
+        fetch.lower[:, tile], fetch.k_delta[:, tile] = candidate, rest_kept
+        fetch.v_salient[:, tile], fetch.v_delta[:, tile] = near[0, :, :, :s], near[0, :, :, s:]
+    return fetch, np.concatenate(final, axis=2)
+
+
+def _plane_scores(
+    groups: Groups, tile: NDArray[np.int64], query: Query, shift: int, delta_bits: int
+) -> list[NDArray[np.int32]]:
+    """Scores of the planes, each rounded on its own: upper and lower nibbles of bases ``[G, n, t, S]``, coarse and fine
+    levels of the others ``[G, n, t, R]``."""
+    base, level, base_scale = groups.k_base[tile], groups.k_level[tile], groups.k_base_scale[tile]
+    level_scale = np.broadcast_to(groups.k_group_scale[tile, None], level.shape[:2])
+    made = []
+    for codes in (upper_nibble(base), lower_nibble(base)):
+        rows = codes.reshape(-1, codes.shape[2])
+        score = scores(query.codes, query.scale, rows, base_scale.ravel(), shift=shift)
+        made.append(score.reshape(*score.shape[:2], *codes.shape[:2]))
+    for codes in delta_planes(level, delta_bits):
+        rows = codes.reshape(-1, codes.shape[2])
+        score = scores(query.shaped_codes, query.shaped_scale, rows, level_scale.ravel(), shift=shift + 1)
+        made.append(score.reshape(*score.shape[:2], *codes.shape[:2]))
+    return made
+
+
+def _select(
+    settings: KvoSettings, peak: NDArray[np.int32], estimate: NDArray[np.int32], run_length: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Bases of a tile whose lower nibbles are read, and those whose run is kept, both ``[n, t, S]``."""
+    distance = (peak[..., None, None] - estimate).min(axis=0)
+    if not settings.prune:
+        return np.ones(distance.shape, bool), np.ones(distance.shape, bool)
     kept = select_runs(
-        flat,
-        groups.run_length.ravel(),
+        distance.reshape(len(distance), -1),
+        run_length.ravel(),
         run_margin=KvoSettings.fixed_point(settings.run_margin),
-        keep_count=_fixed_share(settings.keep_fraction, g * settings.group_tokens),
+        keep_count=keep_limit(settings.keep_fraction, len(run_length) * settings.group_tokens),
     )
-    return candidate, kept, scanned, estimate.reshape(heads, n, g * s)
+    return distance <= KvoSettings.fixed_point(settings.estimate_margin), kept.reshape(distance.shape)
 
 
-def _value_sum(state: HeadState, weights: NDArray[np.int32]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """Output rows and the mass of each token summed over heads and queries; ``weights[G, n, dense + base + rest]``."""
-    groups, calibration = state.groups, state.calibration
-    dense_tokens = len(state.v_codes)
-    total = weights.sum(axis=2, dtype=np.int64)
-    heads, n, _ = weights.shape
-    exact = scale_weights(weights[..., :dense_tokens], state.v_scale) @ state.v_codes.astype(np.float64)
-    delta = np.zeros_like(exact)
-    rest_total = np.zeros((heads, n), np.int64)
-    if groups is not None:
-        g, s = groups.run_length.shape
-        dim = groups.v_salient.shape[2]
-        w_base = weights[..., dense_tokens : dense_tokens + g * s]
-        w_rest = weights[..., dense_tokens + g * s :]
-        r = groups.base_of.shape[1]
-        salient = groups.v_salient.reshape(g * s, dim).astype(np.float64)
-        exact += scale_weights(w_base, groups.v_salient_scale.ravel()) @ salient
-        rest_scale = np.repeat(groups.v_group_scale, r)
-        delta = scale_weights(w_rest, rest_scale) @ groups.v_level.reshape(g * r, dim).astype(float)
-        rest_total = w_rest.sum(axis=2, dtype=np.int64)
-    out = finish_output(
-        exact.astype(np.int64), delta.astype(np.int64), rest_total, total, calibration.v_shape, calibration.v_mean
-    )
-    return out, normalize(weights).sum(axis=(0, 1))
+def _value_columns(groups: Groups) -> tuple[NDArray[np.bool_], NDArray[np.uint8], NDArray[np.int8]]:
+    """Of each group's tokens, bases first: whether it is a delta, its V scale and its V codes."""
+    g, s, _ = groups.v_salient.shape
+    r = groups.v_level.shape[1]
+    is_delta = np.broadcast_to(np.arange(s + r) >= s, (g, s + r))
+    scale = np.concatenate([groups.v_salient_scale, np.repeat(groups.v_group_scale[:, None], r, axis=1)], axis=1)
+    return is_delta, scale, np.concatenate([groups.v_salient, (groups.v_level + 3) >> 1], axis=1)
+
+
+def _mass_entries(
+    weights: NDArray[np.int32], maximum: NDArray[np.int32], tokens: int, groups: int
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The weight of each INT8 token and the sum of each group, with the maximum that it is against: ``[rows, tokens +
+    groups]``. A sum is shifted like the others when the maximum rises within its group."""
+    if not groups:
+        return weights.astype(np.int64), maximum
+    inside, highest = (x[:, tokens:].reshape(len(x), groups, -1) for x in (weights.astype(np.int64), maximum))
+    final = highest[:, :, -1]
+    sums = inside.sum(axis=2)
+    for row, group in np.argwhere(highest[:, :, 0] != final):
+        sums[row, group] = _shifted_sum(inside[row, group], highest[row, group])
+    return np.concatenate([weights[:, :tokens], sums], axis=1), np.concatenate([maximum[:, :tokens], final], axis=1)
+
+
+def _shifted_sum(weights: NDArray[np.int64], maximum: NDArray[np.int32]) -> int:
+    total = 0
+    starts = [0, *(np.flatnonzero(np.diff(maximum)) + 1).tolist(), len(weights)]
+    for begin, end in pairwise(starts):
+        rise = int(maximum[begin]) - int(maximum[max(begin - 1, 0)])
+        total = (total >> min(rise, 63)) + int(weights[begin:end].sum())
+    return total

@@ -1,18 +1,21 @@
 """Base-2 softmax with an integer running maximum: rescaling is a shift."""
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
+from golden.fixed import half_up
 from golden.mha.scores import SCORE_FRACTION_BITS
 
 __all__ = [
     "EXP2",
+    "INVERSE_BITS",
     "MASKED",
+    "NORMAL_BITS",
+    "NO_MAXIMUM",
     "PROBABILITY_BITS",
     "exp2_table",
     "integer_maximum",
+    "inverse",
     "normalize",
     "softmax",
     "softmax_streaming",
@@ -21,6 +24,11 @@ __all__ = [
 PROBABILITY_BITS = 16
 #: a score that takes no part (a dropped or future token)
 MASKED = np.int32(-(1 << 30))
+#: the maximum before the first score that takes part
+NO_MAXIMUM = np.int32(-(1 << 22))
+#: fraction bits of `inverse`; sums are cut to NORMAL_BITS bits before they are multiplied by it
+INVERSE_BITS = 18
+NORMAL_BITS = 20
 _ONE = 1 << SCORE_FRACTION_BITS
 
 
@@ -35,10 +43,16 @@ EXP2 = exp2_table()
 def integer_maximum(score: NDArray[np.int32], axis: int = -1) -> NDArray[np.int32]:
     """The largest score rounded up to a whole base-2 unit, ``floor(max) + 1`` (so every weight stays below one).
 
-    A row of masked scores alone has the maximum 0, so that all its weights are 0.
+    A row of masked scores alone has NO_MAXIMUM.
     """
     top = score.max(axis=axis)
-    return np.where(top == MASKED, 0, (top >> SCORE_FRACTION_BITS) + 1)
+    return np.where(top == MASKED, NO_MAXIMUM, (top >> SCORE_FRACTION_BITS) + 1).astype(np.int32)
+
+
+def _weights(score: NDArray[np.int32], maximum: NDArray[np.int32]) -> NDArray[np.int32]:
+    relative = score - (maximum << SCORE_FRACTION_BITS)
+    weights = EXP2[relative & (_ONE - 1)] >> np.minimum(-(relative >> SCORE_FRACTION_BITS) - 1, 31)
+    return np.where(score == MASKED, 0, weights).astype(np.int32)
 
 
 def softmax(score: NDArray[np.int32], maximum: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -47,53 +61,47 @@ def softmax(score: NDArray[np.int32], maximum: NDArray[np.int32]) -> NDArray[np.
     ``score[..., T]`` has 8 fraction bits, ``maximum[...]`` is whole units, above every score. Weights are below 2**16;
     masked scores, and those 16 units or more below the maximum, give 0.
     """
-    relative = score - (maximum[..., None] << SCORE_FRACTION_BITS)
-    weights = EXP2[relative & (_ONE - 1)]
-    relative >>= SCORE_FRACTION_BITS
-    np.negative(relative, out=relative)
-    relative -= 1
-    np.minimum(relative, 31, out=relative)
-    weights >>= relative
-    return weights
+    return _weights(score, np.asarray(maximum)[..., None])
 
 
-def softmax_streaming(chunks: Iterable[NDArray[np.int32]]) -> tuple[list[NDArray[np.int32]], int, int]:
-    """One row in hardware order: chunks of scores arrive, the running maximum grows, the sum is shifted when it does.
+def softmax_streaming(score: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Rows ``score[..., T]`` in hardware order, token by token, the maximum being that of the tokens so far.
 
-    Returns the weights of each chunk as they were added (against the maximum of their time), the final maximum and the
-    final sum. The sum differs from the plain form's only by what the floor of a shift cuts off: it is never smaller,
-    and larger by less than one unit for every weight that was added before the last shift.
+    Returns the weights ``[..., T]``, each against the maximum of its time, and these maxima ``[..., T]``. Sums of
+    weights are shifted right (floor) by as much as the maximum rises, before the weight that made it rise is added.
     """
-    weights: list[NDArray[np.int32]] = []
-    maximum, total = None, 0
-    for chunk in chunks:
-        live = chunk[chunk != MASKED]
-        if live.size:
-            peak = int(integer_maximum(live))
-            if maximum is None:
-                maximum = peak
-            elif peak > maximum:
-                total >>= min(peak - maximum, 63)
-                maximum = peak
-        top = np.asarray(0 if maximum is None else maximum, np.int32)
-        w = softmax(chunk, top)
-        weights.append(w)
-        total += int(w.sum())
-    return weights, 0 if maximum is None else maximum, total
+    own = np.where(score == MASKED, NO_MAXIMUM, (score >> SCORE_FRACTION_BITS) + 1).astype(np.int32)
+    maximum = np.maximum.accumulate(own, axis=-1)
+    return _weights(score, maximum), maximum
 
 
-def normalize(weights: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Weights ``[..., T]`` to attention mass in units of 2**-16, so that the mass of a row is exactly 2**16.
+def inverse(total: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """``half_up(2**(length - 1 + INVERSE_BITS) / total)`` and ``length``, the bit length of ``total``; of 0 both are 0.
 
-    Token t gets ``R(t) - R(t - 1)`` with ``R(t) = floor(2**16 * (weights up to t) / sum + 1/2)``: what one rounding
-    leaves goes on to the next token, and each mass lies less than one unit from its share. A sum of 0 (everything
-    masked) gives zeros. Exact for sums below 2**36: a quotient's float64 error stays below its distance from a tie.
+    The inverse lies between 2**(INVERSE_BITS - 1) and 2**INVERSE_BITS, half a unit from the exact one at most.
+    ``total`` is below 2**42.
     """
-    upto = np.cumsum(weights, axis=-1, dtype=np.float64)
-    total = np.maximum(upto[..., -1:], 1)
-    upto *= 1 << PROBABILITY_BITS
-    upto /= total
-    upto += 0.5
-    mass = upto.astype(np.int64)
+    t = np.asarray(total, np.int64)
+    length = np.frexp(t.astype(np.float64))[1].astype(np.int64)
+    safe = np.maximum(t, 1)
+    quotient = (np.left_shift(np.int64(1), length + INVERSE_BITS) + safe) // (2 * safe)
+    return np.where(t > 0, quotient, 0), length
+
+
+def normalize(
+    weights: NDArray[np.integer], maximum: NDArray[np.integer], final: NDArray[np.integer], total: NDArray[np.integer]
+) -> NDArray[np.int64]:
+    """Attention mass of tokens or groups in units of 2**-16, so that the mass of a row is 2**16.
+
+    ``weights[..., E]`` against ``maximum[..., E]``; ``final[...]`` and ``total[...]`` are the row's maximum and sum in
+    the end. Entry t gets ``R(t) - R(t - 1)``: R is ``half_up`` of the weights up to t, times `inverse`: what one
+    rounding leaves goes on to the next entry. Sums are cut to NORMAL_BITS bits first. A total of 0 gives zeros.
+    """
+    drop = np.minimum(final[..., None] - maximum, 63).astype(np.int64)
+    upto = np.cumsum(np.where(weights > 0, np.right_shift(weights.astype(np.int64), drop), 0), axis=-1)
+    factor, length = inverse(total)
+    cut = np.maximum(length - NORMAL_BITS, 0)[..., None]
+    shift = length[..., None] - 1 + INVERSE_BITS - PROBABILITY_BITS - cut
+    mass = half_up((upto >> cut) * factor[..., None], shift)
     mass[..., 1:] -= mass[..., :-1].copy()
     return mass
