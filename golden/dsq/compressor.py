@@ -49,8 +49,8 @@ class CompressedGroup:
     """The fields of one record, before packing; S salient of N tokens, head_dim channels.
 
     ``order[N]`` is the token that each stored row came from (salient ones first, ascending; then the others by base,
-    then by token): a side result, not stored. Deltas are sign-magnitude codes of ``delta_bits`` (K) and 2 (V) bits:
-    the sign in the upper bit; magnitude m stands for (m + 1/2) steps.
+    then by token): a side result, not stored. Deltas are offset-binary codes of ``delta_bits`` (K) and 2 (V) bits: code
+    c of b bits stands for the odd level 2 c - (2**b - 1), in half steps.
     """
 
     k_base: NDArray[np.int8]  # [S, head_dim]
@@ -90,8 +90,9 @@ def encode_deltas(
 ) -> tuple[int, NDArray[np.uint8]]:
     """Quantize ``difference[T, head_dim]`` with one scale for the group; returns ``(group_scale, codes)``.
 
-    The scale is ``sum |difference| / (T * norm)``, with ``norm`` in the shapes' fixed point. A magnitude code
-    counts the whole steps (at least one unit wide) in ``|difference|``, saturating. With T = 0 the scale code is 0.
+    The scale is ``sum |difference| / (T * norm)``, with ``norm`` in the shapes' fixed point. The magnitude m counts the
+    whole steps (at least one unit wide) in ``|difference|``, saturating; the code is ``2**(delta_bits - 1)`` plus m, or
+    less m + 1 for a negative difference: codes grow with the difference. With T = 0 the scale code is 0.
     """
     tokens = difference.shape[0]
     if tokens == 0:
@@ -99,8 +100,9 @@ def encode_deltas(
     total = int(np.abs(difference).sum()) << SHAPE_FRACTION_BITS
     group_scale = int(divide_scale(total, tokens * norm))
     step = np.maximum(channel_steps(group_scale, shape), 1)
-    magnitude = np.minimum(np.abs(difference) // step, (1 << (delta_bits - 1)) - 1)
-    return group_scale, ((difference < 0).astype(np.int64) << (delta_bits - 1) | magnitude).astype(np.uint8)
+    half = 1 << (delta_bits - 1)
+    magnitude = np.minimum(np.abs(difference) // step, half - 1)
+    return group_scale, (half + np.where(difference < 0, ~magnitude, magnitude)).astype(np.uint8)
 
 
 def compress(

@@ -298,7 +298,10 @@ class Lanes(wiring.Component):
         ]
 
     def _quantize(self, m: Module, ops: Sequence[data.View], difference: Sequence[Signal]) -> list[tuple[Value, Value]]:
-        """Magnitudes and their total; per lane the sign and the magnitude code, by restoring division."""
+        """Magnitudes and their total; per lane the sign and the code's other bits, by restoring division.
+
+        The digits of a magnitude, inverted below a negative difference, are the bits of the code under the upper one.
+        """
         c = self.config
         step_row = data.ArrayLayout(unsigned(STEP_CODE_BITS), c.lanes)
         m.submodules.steps = steps = memory.Memory(shape=step_row, depth=c.row_beats, init=[])
@@ -335,7 +338,7 @@ class Lanes(wiring.Component):
                         next_step.eq(step),
                         next_sign.eq(sign),
                         next_rest.eq(Mux(fits, trial[1:17], rest)),
-                        next_digits.eq(Cat(fits, digits)),
+                        next_digits.eq(Cat(fits ^ sign, digits)),
                     ]
                 step, sign, rest, digits = next_step, next_sign, next_rest, next_digits
             deltas.append((sign, digits))
@@ -357,8 +360,8 @@ class Lanes(wiring.Component):
             Pass.UPPER: (CodeKind.FOUR, Cat(code[4:] for code in codes)),
             Pass.LOWER: (CodeKind.FOUR, Cat(code[:4] for code in codes)),
             Pass.V_CODES: (CodeKind.EIGHT, Cat(codes)),
-            Pass.K_DELTAS: (CodeKind.TWO, Cat(Cat(digits[-1], sign) for sign, digits in deltas)),
-            Pass.V_DELTAS: (CodeKind.TWO, Cat(Cat(digits.any(), sign) for sign, digits in deltas)),
+            Pass.K_DELTAS: (CodeKind.TWO, Cat(Cat(digits[-1], ~sign) for sign, digits in deltas)),
+            Pass.V_DELTAS: (CodeKind.TWO, Cat(_value_code(*delta) for delta in deltas)),
         }
         if self.config.delta_bits > COARSE_BITS:
             fine = Cat(digits[:-1] for _, digits in deltas)
@@ -367,3 +370,8 @@ class Lanes(wiring.Component):
             for choice, (kind, value) in choices.items():
                 with m.Case(choice):
                     m.d.comb += [self.o.payload.kind.eq(kind), self.o.payload.data.eq(value)]
+
+
+def _value_code(sign: Value, digits: Value) -> Value:
+    """V delta code from what a K delta code is made of: the magnitude stops at 1."""
+    return Cat(Mux(sign, digits.all(), digits.any()), ~sign)

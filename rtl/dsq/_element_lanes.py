@@ -7,6 +7,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from golden.dsq.compressor import STEP_BITS, VALUE_BITS
+from golden.dsq.record import COARSE_BITS
 from golden.dsq.scale import SCALE_BIAS
 from rtl.common.fixed import saturate, split_scale
 from rtl.config import DsqConfig
@@ -25,7 +26,7 @@ class ElementLanes(wiring.Component):
     """Decodes the codes of a word and adds them to their bases.
 
     Three registers: operands, products, offsets. Every lane that base elements use has a multiplier, for INT8 codes and
-    row factors or for odd multiples and steps; the other lanes only have deltas, whose few bits are worth adders alone.
+    row factors or for levels and steps; the other lanes only have deltas, whose few levels are worth adders alone.
     ``result`` is combinational in the inputs that belong to the last stage.
 
     Members
@@ -93,13 +94,12 @@ class ElementLanes(wiring.Component):
         return m
 
     def _delta_code(self, lane: int, is_value: Value) -> Value:
-        """The K or V delta code of a lane, ``delta_bits`` wide: the sign stays on top, magnitudes keep their weight."""
+        """The delta code of a lane, ``delta_bits`` wide; the V code v has the level of the 4-bit code v + 6."""
         code = self.formats[Section.V_DELTA].code(self.word, lane)
         if self.delta_bits == VALUE_BITS:
             return code
         coarse = self.formats[Section.K_DELTA].code(self.upper, lane)
-        value_code = Cat(code[:-1], Const(0, self.delta_bits - VALUE_BITS), code[-1])
-        return Mux(is_value, value_code, Cat(code, coarse))
+        return Mux(is_value, Cat(code[0], ~code[1], ~code[1], code[1]), Cat(code, coarse))
 
     def _multiplied(
         self, m: Module, lane: int, row_factor: Value, coarse: Value, is_delta: Value, is_value: Value
@@ -126,25 +126,40 @@ class ElementLanes(wiring.Component):
         return doubled
 
     def _added(self, m: Module, lane: int, is_value: Value) -> Value:
-        """Twice the offset of a lane without multiplier: an odd multiple of the step, negative with the sign bit."""
-        code = Signal(self.delta_bits, name=f"code_{lane}", reset_less=True)
-        step = Signal(STEP_BITS, name=f"factor_{lane}", reset_less=True)
-        product = Signal(signed(STEP_BITS + self.delta_bits + 1), name=f"product_{lane}", reset_less=True)
-        doubled = Signal.like(product, name=f"doubled_{lane}")
-        parts = [step, *(Mux(bit, step, 0) << place for place, bit in enumerate(code[:-1], 1))]
-        value, sign = product[:-1], product[-1]
+        """Twice the offset of a lane without multiplier: a level of -3, -1, 1 or 3 steps for each plane of the code.
+
+        The negative of x is ~x + 1. A carry adds the 1 of the lower plane. That of the upper plane, which has the sign
+        of the sum, is left to the rounding that follows: half_up(y + 1, 1) = half_up(y | 1, 1).
+        """
+        code, code_1 = (Signal(self.delta_bits, name=f"code_{lane}_{stage}", reset_less=True) for stage in range(2))
+        step, step_1 = (Signal(STEP_BITS, name=f"factor_{lane}_{stage}", reset_less=True) for stage in range(2))
+        triple = Signal(STEP_BITS + 2, name=f"triple_{lane}", reset_less=True)
+        doubled = Signal(signed(STEP_BITS + self.delta_bits + 1), name=f"doubled_{lane}", reset_less=True)
+
+        def multiple(plane: Value) -> Value:
+            """The plane's level times the step, less 1 if negative."""
+            negative = ~plane[1]
+            size = Mux(plane[0] == plane[1], triple, step_1)
+            return Cat(size ^ negative.replicate(len(triple)), negative).as_signed()
+
+        total = multiple(code_1[-COARSE_BITS:])
+        negative = total[-1]
+        if self.delta_bits > COARSE_BITS:
+            fine = multiple(code_1[:-COARSE_BITS])
+            coarse = Cat(negative.replicate(2), total)  # 4 times as much, less 1 if negative
+            total = (Cat(Const(1, 1), coarse).as_signed() + Cat(fine[-1], fine).as_signed())[1:]
         with m.If(self.enable):
             m.d.sync += [
                 code.eq(self._delta_code(lane, is_value)),
                 step.eq(self.steps[self.formats[Section.V_DELTA].place(lane)[1]]),
-                product.eq(Cat(sum(parts)[: len(value)], code[-1])),
-                # A negative value is ~value + 1, and half_up(~value + 1, 1) = half_up(~value | 1, 1).
-                doubled.eq(Cat(value[0] | sign, value[1:] ^ sign.replicate(len(value) - 1), sign)),
+                code_1.eq(code),
+                step_1.eq(step),
+                triple.eq(step + (step << 1)),
+                doubled.eq(Cat(step_1[0] | negative, total[1:])),
             ]
         return doubled
 
 
 def _odd(code: Value) -> Value:
-    """Golden ``decode_deltas``: twice the level of a delta code, an odd signed number of one bit more."""
-    sign = code[-1]
-    return Cat(Const(1, 1), code[:-1] ^ sign.replicate(len(code) - 1), sign).as_signed()
+    """Golden ``decode_deltas``: the level of a delta code in half steps, an odd signed number of one bit more."""
+    return Cat(Const(1, 1), code[:-1], ~code[-1]).as_signed()
