@@ -7,7 +7,7 @@ from math import floor
 import numpy as np
 
 from golden.dsq.compressor import Calibration
-from golden.mha.scores import Query, prepare_query
+from golden.mha.query import Query, prepare_query
 from golden.settings import KvoSettings
 from golden.state import HeadState
 

@@ -11,7 +11,7 @@ from cocotb_tests.golden.draws import generator
 from cocotb_tests.golden.plain_attention import plain_selection
 from golden.hcap.estimator import upper_nibble
 from golden.mha.core import Fetch, attend
-from golden.mha.scores import prepare_query
+from golden.mha.query import prepare_query
 from golden.state import HeadState
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from cocotb_tests.golden.draws import calibration, clustered, generator, rows
 from golden.dsq.row_quantizer import quantize_rows
-from golden.mha.scores import SCORE_BITS, prepare_query, scores
+from golden.mha.query import prepare_query
+from golden.mha.scores import SCORE_BITS, scores
 from golden.mha.softmax import EXP2, MASKED, softmax_streaming
 from golden.mha.value_sum import SCALED_BITS, Sums, accumulate, finish_output, scale_weights
 from golden.reference import hadamard

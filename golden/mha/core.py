@@ -14,7 +14,8 @@ from golden.dsq.record import COARSE_BITS
 from golden.hcap.estimator import lower_nibble, upper_nibble
 from golden.hcap.history import select_groups
 from golden.hcap.selector import keep_limit, select_runs
-from golden.mha.scores import Query, prepare_query, scores
+from golden.mha.query import Query, prepare_query
+from golden.mha.scores import scores
 from golden.mha.softmax import MASKED, normalize, softmax_streaming
 from golden.mha.value_sum import accumulate, finish_output
 from golden.settings import KvoSettings
