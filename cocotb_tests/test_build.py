@@ -132,7 +132,8 @@ def test_bytes_do_not_depend_on_the_process(tmp_path):
     """Other hash seeds, another directory, the preset given as a file."""
     tables = preset("tiny").to_dict()
     config = tmp_path / "tiny.toml"
-    config.write_text("[dsq]\n" + "".join(f"{key} = {value}\n" for key, value in tables["dsq"].items()))
+    written = (f"[{name}]\n" + "".join(f"{k} = {v}\n" for k, v in table.items()) for name, table in tables.items())
+    config.write_text("".join(written))
     for directory, what, seed in (("a", ("--preset", "tiny"), "1"), ("b", ("--config", str(config)), "2")):
         done = command(*what, "-o", str(tmp_path / directory), hash_seed=seed)
         assert done.returncode == 0, done.stderr

@@ -4,8 +4,8 @@ The chain of the parts' functions: prepare_query, select_groups, estimates, sele
 softmax_streaming, accumulate, finish_output, normalize.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from golden.hcap.history import select_groups
 from golden.hcap.selector import keep_limit, select_runs
 from golden.mha.query import Query, prepare_query
 from golden.mha.scores import scores
-from golden.mha.softmax import MASKED, normalize, softmax_streaming
+from golden.mha.softmax import MASKED, normalize, shifted_sum, softmax_streaming
 from golden.mha.value_sum import accumulate, finish_output
 from golden.settings import KvoSettings
 from golden.state import Groups, HeadState
@@ -59,12 +59,15 @@ def delta_planes(levels: NDArray[np.int8], delta_bits: int) -> tuple[NDArray[np.
     return coarse.astype(np.int8), (levels - coarse).astype(np.int8)
 
 
-def attend(state: HeadState, q_rows: NDArray[np.int16], *, shift: int) -> tuple[NDArray[np.int16], Fetch]:
+def attend(
+    state: HeadState, q_rows: NDArray[np.int16], *, shift: int, faulty: Collection[int] = ()
+) -> tuple[NDArray[np.int16], Fetch]:
     """Attention of the newest n tokens of ``state``, which are already appended, all in the open group.
 
     ``q_rows[G, n, head_dim]`` are INT16 with ``log2(e) / sqrt(head_dim)`` folded in; ``shift`` is what takes the
     product of q and K units to 8 fraction bits: ``q_fraction + k_fraction - 8``, less one when ``rotate`` halves the
-    dot product. Returns ``out[G, n, head_dim]`` in V units and what was fetched; the attention mass goes to the state.
+    dot product. ``faulty`` groups, whose record contradicts itself, count as not scanned. Returns ``out[G, n, head_dim]`` in
+    V units and what was fetched; the attention mass goes to the state.
     """
     heads, n, dim = q_rows.shape
     query = prepare_query(q_rows, state.calibration.k_shape)
@@ -76,7 +79,7 @@ def attend(state: HeadState, q_rows: NDArray[np.int16], *, shift: int) -> tuple[
     groups, fetch, scanned, score = state.groups, Fetch.nothing(n), np.zeros(0, np.int64), dense
     is_delta, scale, codes = np.zeros(tokens, bool), state.v_scale, state.v_codes
     if groups is not None:
-        fetch, of_groups = _rebuild(state, query, dense, shift)
+        fetch, of_groups = _rebuild(state, query, dense, shift, faulty)
         scanned = np.flatnonzero(fetch.scanned)
         score = np.concatenate([dense, of_groups.reshape(heads, n, -1)], axis=2)
         of_delta, of_scale, of_codes = (field[scanned] for field in _value_columns(groups))
@@ -95,7 +98,7 @@ def attend(state: HeadState, q_rows: NDArray[np.int16], *, shift: int) -> tuple[
 
 
 def _rebuild(
-    state: HeadState, query: Query, dense: NDArray[np.int32], shift: int
+    state: HeadState, query: Query, dense: NDArray[np.int32], shift: int, faulty: Collection[int]
 ) -> tuple[Fetch, NDArray[np.int32]]:
     """What is fetched of the compressed groups, and the final scores of the scanned ones, ``[G, n, g', S + R]``.
 
@@ -109,9 +112,10 @@ def _rebuild(
     fetch = Fetch.nothing(n, g, s, r)
     drop_count = keep_limit(settings.history_drop, g) if settings.prune else 0
     fetch.scanned[:] = select_groups(state.history[:g], drop_count=drop_count)
+    fetch.scanned[list(faulty)] = False
     scanned = np.flatnonzero(fetch.scanned)
     peak = top = dense.max(axis=2)
-    final = []
+    final = [np.zeros((len(dense), n, 0, s + r), np.int32)]
     for start in range(0, len(scanned), settings.tile_groups):
         tile = scanned[start : start + settings.tile_groups]
         planes = _plane_scores(groups, tile, query, shift, settings.delta_bits)
@@ -193,14 +197,5 @@ def _mass_entries(
     final = highest[:, :, -1]
     sums = inside.sum(axis=2)
     for row, group in np.argwhere(highest[:, :, 0] != final):
-        sums[row, group] = _shifted_sum(inside[row, group], highest[row, group])
+        sums[row, group] = shifted_sum(inside[row, group], highest[row, group])
     return np.concatenate([weights[:, :tokens], sums], axis=1), np.concatenate([maximum[:, :tokens], final], axis=1)
-
-
-def _shifted_sum(weights: NDArray[np.int64], maximum: NDArray[np.int32]) -> int:
-    total = 0
-    starts = [0, *(np.flatnonzero(np.diff(maximum)) + 1).tolist(), len(weights)]
-    for begin, end in pairwise(starts):
-        rise = int(maximum[begin]) - int(maximum[max(begin - 1, 0)])
-        total = (total >> min(rise, 63)) + int(weights[begin:end].sum())
-    return total

@@ -1,5 +1,7 @@
 """Base-2 softmax with an integer running maximum: rescaling is a shift."""
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +19,7 @@ __all__ = [
     "integer_maximum",
     "inverse",
     "normalize",
+    "shifted_sum",
     "softmax",
     "softmax_streaming",
 ]
@@ -73,6 +76,16 @@ def softmax_streaming(score: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDAr
     own = np.where(score == MASKED, NO_MAXIMUM, (score >> SCORE_FRACTION_BITS) + 1).astype(np.int32)
     maximum = np.maximum.accumulate(own, axis=-1)
     return _weights(score, maximum), maximum
+
+
+def shifted_sum(weights: NDArray[np.integer], maximum: NDArray[np.integer]) -> int:
+    """The sum of ``weights[T]`` against the maxima ``[T]`` of their time, as `softmax_streaming` gives them."""
+    total = 0
+    starts = [0, *(np.flatnonzero(np.diff(maximum)) + 1).tolist(), len(weights)]
+    for begin, end in pairwise(starts):
+        rise = int(maximum[begin]) - int(maximum[max(begin - 1, 0)])
+        total = (total >> min(rise, 63)) + int(weights[begin:end].sum(dtype=np.int64))
+    return total
 
 
 def inverse(total: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

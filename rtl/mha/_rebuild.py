@@ -1,0 +1,397 @@
+"""Part of the attention core: selects what is kept of a tile, asks for it, and orders the tokens of INT8 blocks."""
+
+from typing import Any
+
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import bits_for, ceil_log2
+
+from golden.mha.scores import SCORE_BITS
+from rtl.config import AcceleratorConfig
+from rtl.hcap.estimator import base_layout, item_layout, scores_layout
+from rtl.hcap.selector import RunSelector, is_kept
+from rtl.mha._commit import context_layout
+from rtl.mha._decide import TokenKind, ring_layout, token_layout
+from rtl.mha._requests import RING_ITEMS, Piece, RecordOffsets, ask_layout, base_bits, block_words, times
+from rtl.mha._scan import entry_layout, tile_layout
+
+__all__ = ["QUEUE_GROUPS", "RebuildEngine"]
+
+#: groups whose tokens the queue of the value sum holds
+QUEUE_GROUPS = 8
+DISTANCE_BITS = SCORE_BITS + 1
+
+class RebuildEngine(wiring.Component):
+    """Works on one tile after the other.
+
+    A tile of groups is gone through twice: all distances are counted by bin, then group by group the bases are marked
+    and what is marked is asked for, lower nibbles first. A tile of INT8 blocks has all its tokens queued, V is asked for
+    block by block. What a group may need of the queue is reserved before it is asked for, so that words never wait.
+
+    Members
+    -------
+    i : tiles; ``release`` strobes: the tile at hand may be filled anew
+    table_tile, table_item, table_base, base : an entry of Estimator, in the next cycle
+    item, entry : scales and group of that item, at once
+    sound_items, top : of the estimator, by tile
+    token_index, token_scores : scores of an INT8 token, in the next cycle
+    o_ask : requests
+    o_token : INT8 tokens in order, and the end of a query
+    context_en, context_ring, context_base, context_data, top_clear, top_en, top_data : to ScoreCommit
+    ring, ring_data : what is kept of a group, at once
+    done, used : a group has been decided on; so many of its tokens are queued
+    token_done, block_done : a token, a block has left the queue
+    """
+
+    def __init__(self, config: AcceleratorConfig) -> None:
+        self.config = c = config
+        item = range(max(c.mha.tile_groups, 2))
+        super().__init__(
+            {
+                "i": In(stream.Signature(tile_layout(c))),
+                "release": Out(1),
+                "table_tile": Out(1),
+                "table_item": Out(item),
+                "table_base": Out(base_bits(c)),
+                "base": In(base_layout(c)),
+                "item": In(item_layout()),
+                "entry": In(entry_layout()),
+                "sound_items": In(data.ArrayLayout(bits_for(c.mha.tile_groups), 2)),
+                "top": In(data.ArrayLayout(scores_layout(c), 2)),
+                "token_index": Out(range(2 * c.dsq.group_tokens)),
+                "token_scores": In(scores_layout(c)),
+                "o_ask": Out(stream.Signature(ask_layout(c))),
+                "o_token": Out(stream.Signature(token_layout(c))),
+                "context_en": Out(1),
+                "context_ring": Out(range(RING_ITEMS)),
+                "context_base": Out(base_bits(c)),
+                "context_data": Out(context_layout(c)),
+                "top_clear": Out(1),
+                "top_en": Out(1),
+                "top_data": Out(scores_layout(c)),
+                "ring": In(range(RING_ITEMS)),
+                "ring_data": Out(ring_layout()),
+                "done": In(1),
+                "used": In(bits_for(c.dsq.group_tokens)),
+                "token_done": In(1),
+                "block_done": In(1),
+            }
+        )
+
+    def elaborate(self, platform: Any) -> Module:
+        m = Module()
+        c = self.config
+        tile, job = self.i.payload, self.i.payload.job
+        m.submodules.selector = selector = RunSelector(c)
+        bases = 1 << base_bits(c)
+        item, base = Signal.like(self.table_item), Signal(range(bases))
+        last_item = item == tile.items - 1
+        last_base = base == self.entry.count - 1
+        room, pending = self._reserve(m)
+
+        # Two passes over the entries: address, entry, differences, distance.
+        walk, counting = Signal(), Signal()
+        step = walk  # the selector stays ready until the last base has come
+        stages = self._distance(m, step, base, last_base)
+        distance, fresh, at, at_end, entry = stages
+        sound_left = Signal.like(self.sound_items[0])
+        m.d.comb += [
+            self.table_tile.eq(tile.tile),
+            self.table_item.eq(item),
+            self.table_base.eq(base),
+            selector.i.valid.eq(counting & fresh),
+            selector.i.payload.distance.eq(distance),
+            selector.i.payload.tokens.eq(entry.tokens),
+            selector.i.payload.last.eq(at_end & (sound_left == 1)),
+            selector.keep_count.eq((self.sound_items[tile.tile] * job.keep << ceil_log2(c.dsq.group_tokens)) >> 8),
+        ]
+        with m.If(selector.i.valid & selector.i.ready & at_end):
+            m.d.sync += sound_left.eq(sound_left - 1)
+        bins_kept = Signal.like(selector.o.payload)
+        lower, runs = Signal(bases), Signal(bases)
+        kept = is_kept(distance, bins_kept, job.run_margin)
+        near = distance <= job.estimate_margin
+        ring = Signal(range(RING_ITEMS))
+        with m.If(fresh & ~counting):
+            m.d.sync += [
+                lower.bit_select(at, 1).eq(near | ~job.prune),
+                runs.bit_select(at, 1).eq((kept | ~job.prune) & (entry.tokens != 0)),
+            ]
+        marking = Signal()
+        m.d.comb += [
+            self.context_en.eq(marking & fresh),
+            self.context_ring.eq(ring),
+            self.context_base.eq(at),
+            self.context_data.estimate.eq(entry.estimate),
+            self.context_data.v_scale.eq(entry.v_scale),
+        ]
+        runs_read = self._run_table(m, fresh & marking, at, entry)
+        self._keep_ring(m, ring, tile, marking & fresh)
+        asks = self._ask(m, lower, runs, runs_read, ring)
+        block = item[0]
+        queued = Signal(range(c.dsq.group_tokens + 1))  # tokens of the block that are read
+        self._tokens(m, block, queued)
+
+        with m.FSM():
+            with m.State("IDLE"):
+                m.d.sync += [item.eq(0), base.eq(0), sound_left.eq(self.sound_items[tile.tile])]
+                m.d.comb += self.top_clear.eq(self.i.valid & tile.first)
+                with m.If(self.i.valid):
+                    m.next = "TOP"
+            with m.State("TOP"):
+                m.d.comb += self.top_en.eq(tile.dense)
+                with m.If(tile.items == 0):
+                    m.next = "DRAIN"
+                with m.Elif(tile.dense):
+                    m.next = "BLOCK"
+                with m.Elif(self.sound_items[tile.tile] == 0):
+                    m.next = "DRAIN"
+                with m.Elif(~job.prune):
+                    m.next = "GROUP"
+                with m.Elif(selector.i.ready):
+                    m.next = "COUNT"
+            with m.State("COUNT"):
+                m.d.comb += [counting.eq(1), walk.eq(self.item.sound)]
+                with m.If(~self.item.sound):
+                    m.d.sync += item.eq(item + 1)
+                    with m.If(last_item):
+                        m.next = "LIMIT"
+                with m.Elif(step):
+                    m.d.sync += base.eq(Mux(last_base, 0, base + 1))
+                    with m.If(last_base):
+                        m.d.sync += item.eq(item + 1)
+                        with m.If(last_item):
+                            m.next = "LIMIT"
+            with m.State("LIMIT"):
+                m.d.comb += [counting.eq(1), selector.o.ready.eq(1)]
+                m.d.sync += [item.eq(0), bins_kept.eq(selector.o.payload)]
+                with m.If(selector.o.valid):
+                    m.next = "GROUP"
+            with m.State("GROUP"):
+                m.d.sync += [lower.eq(0), runs.eq(0)]
+                with m.If(~self.item.sound):
+                    m.d.sync += item.eq(item + 1)
+                    with m.If(last_item):
+                        m.next = "DRAIN"
+                with m.Elif(room & (pending != RING_ITEMS)):
+                    m.next = "MARK"
+            with m.State("MARK"):
+                m.d.comb += [walk.eq(1), marking.eq(1)]
+                m.d.sync += base.eq(Mux(last_base, 0, base + 1))
+                with m.If(last_base):
+                    m.next = "MARKED"
+            with m.State("MARKED"):
+                m.d.comb += marking.eq(1)
+                with m.If(fresh & at_end):
+                    m.next = "ASK"
+            with m.State("ASK"):
+                m.d.comb += asks.eq(1)
+                with m.If(~(lower.any() | runs.any())):
+                    m.d.sync += item.eq(item + 1)
+                    m.next = "GROUP"
+                    with m.If(last_item):
+                        m.next = "DRAIN"
+            with m.State("BLOCK"):
+                m.d.sync += queued.eq(0)
+                with m.If(room & (self._blocks != 2)):
+                    m.d.comb += self._block_taken.eq(1)
+                    m.next = "TOKENS"
+            with m.State("TOKENS"):
+                m.d.comb += self._reading.eq(1)
+                m.d.sync += queued.eq(queued + 1)
+                with m.If(queued == self.entry.count - 1):
+                    m.next = "SCALES"
+            with m.State("SCALES"):
+                m.d.comb += self.o_ask.valid.eq(1)
+                with m.If(self.o_ask.ready):
+                    m.next = "ROWS"
+            with m.State("ROWS"):
+                m.d.comb += [self.o_ask.valid.eq(1), self._rows.eq(1)]
+                with m.If(self.o_ask.ready):
+                    m.d.sync += item.eq(item + 1)
+                    m.next = "BLOCK"
+                    with m.If(last_item):
+                        m.next = "DRAIN"
+            with m.State("DRAIN"):
+                with m.If((pending == 0) & ~self.o_token.valid):
+                    m.d.comb += [self.release.eq(~tile.last), self.i.ready.eq(~tile.last)]
+                    m.next = "IDLE"
+                    with m.If(tile.last):
+                        m.next = "END"
+            with m.State("END"):
+                m.d.comb += self._ending.eq(1)
+                with m.If(self.o_token.ready):
+                    m.d.comb += [self.release.eq(1), self.i.ready.eq(1)]
+                    m.next = "IDLE"
+        return m
+
+    def _reserve(self, m: Module) -> tuple[Value, Value]:
+        """Whether the queue has room for another group; groups that are under way."""
+        c = self.config
+        tokens = c.dsq.group_tokens
+        reserved = Signal(range((QUEUE_GROUPS + 1) * tokens + 1))
+        pending = Signal(range(RING_ITEMS + 1))
+        self._taken, self._block_taken = Signal(), Signal()
+        self._blocks = Signal(range(3))
+        m.d.sync += [
+            reserved.eq(
+                reserved
+                + Mux(self._taken, tokens, Mux(self._block_taken, self.entry.count, 0))
+                - Mux(self.done, tokens - self.used, 0)
+                - self.token_done
+            ),
+            pending.eq(pending + self._taken - self.done),
+            self._blocks.eq(self._blocks + self._block_taken - self.block_done),
+        ]
+        # Two places more are for the ends of queries.
+        return reserved <= (QUEUE_GROUPS - 1) * tokens - 2, pending
+
+    def _distance(
+        self, m: Module, step: Value, base: Value, last_base: Value
+    ) -> tuple[Signal, Signal, Signal, Signal, Signal]:
+        """The distance of the base that was addressed three steps before, with its index and entry."""
+        c, tile = self.config, self.i.payload
+        names = ("entry", "difference")
+        valid, index, end = Signal(3), [Signal.like(base, name=f"{n}_index") for n in (*names, "distance")], Signal(3)
+        differences = [Signal(DISTANCE_BITS, name=f"difference_{h}") for h in range(c.mha.q_heads)]
+        entries = [Signal(base_layout(c), name=f"{n}_entry") for n in ("difference", "distance")]
+        distance = Signal(DISTANCE_BITS)
+        least: Value = differences[0]
+        for other in differences[1:]:
+            least = Mux(other < least, other, least)
+        m.d.sync += [
+            valid.eq(Cat(step, valid[:2])),
+            end.eq(Cat(last_base, end[:2])),
+            index[0].eq(base),
+            index[1].eq(index[0]),
+            index[2].eq(index[1]),
+            entries[0].eq(self.base),
+            entries[1].eq(entries[0]),
+            distance.eq(least),
+            *(d.eq(tile.peak[h] - self.base.estimate[h]) for h, d in enumerate(differences)),
+        ]
+        return distance, valid[2], index[2], end[2], entries[1]
+
+    def _run_table(self, m: Module, enable: Value, at: Value, entry: data.View) -> data.View:
+        """First row, length and scale of the marked runs, read by `_run_base`."""
+        c = self.config
+        layout = data.StructLayout({"start": 8, "tokens": 8, "k_scale": 8})
+        m.submodules.run_table = table = Memory(shape=layout, depth=1 << base_bits(c), init=[])
+        write, read = table.write_port(), table.read_port(domain="comb")
+        start = Signal(8)
+        self._run_base = Signal(base_bits(c))
+        m.d.comb += [
+            write.en.eq(enable),
+            write.addr.eq(at),
+            write.data.start.eq(Mux(at == 0, 0, start)),
+            write.data.tokens.eq(entry.tokens),
+            write.data.k_scale.eq(entry.k_scale),
+            read.addr.eq(self._run_base),
+        ]
+        with m.If(enable):
+            m.d.sync += start.eq(write.data.start + entry.tokens)
+        return read.data
+
+    def _keep_ring(self, m: Module, ring: Signal, tile: data.View, enable: Value) -> None:
+        m.submodules.ring_store = store = Memory(shape=ring_layout(), depth=RING_ITEMS, init=[])
+        write, read = store.write_port(), store.read_port(domain="comb")
+        m.d.comb += [
+            write.en.eq(enable),
+            write.addr.eq(ring),
+            write.data.group.eq(self.entry.group),
+            write.data.salient.eq(self.entry.count),
+            write.data.k_group.eq(self.item.k_group),
+            write.data.v_group.eq(self.item.v_group),
+            write.data.slot.eq(tile.slot),
+            write.data.margin.eq(tile.job.value_margin),
+            write.data.prune.eq(tile.job.prune),
+            read.addr.eq(self.ring),
+            self.ring_data.eq(read.data),
+        ]
+
+    def _ask(self, m: Module, lower: Signal, runs: Signal, run: data.View, ring: Signal) -> Signal:
+        """Requests of the marked rows, lower nibbles first, or those of an INT8 block; returns what enables the former."""
+        c, tile = self.config, self.i.payload
+        request, piece = self.o_ask.payload.request, self.o_ask.payload.piece
+        asks, is_run = Signal(), Signal()
+        self._rows = Signal()
+        offsets = RecordOffsets(c, self.entry.count[: bits_for(c.dsq.max_salient)])
+        flags = Mux(is_run, runs, lower)
+        one = flags & (~flags + 1)[: len(flags)]
+        others = flags ^ one
+        m.d.comb += [
+            is_run.eq(~lower.any()),
+            request.group.eq(self.entry.group),
+            piece.slot.eq(tile.slot),
+            piece.tile.eq(tile.tile),
+            piece.place.eq(ring),
+            piece.base.eq(self._run_base),
+            piece.end.eq(~others.any() & (is_run | ~runs.any())),
+        ]
+        for index in range(len(flags)):
+            with m.If(one[index]):
+                m.d.comb += self._run_base.eq(index)
+        granted = asks & self.o_ask.valid & self.o_ask.ready
+        m.d.comb += self._taken.eq(granted & piece.end)
+        with m.If(granted):
+            with m.If(is_run):
+                m.d.sync += runs.eq(others)
+            with m.Else():
+                m.d.sync += lower.eq(others)
+            with m.If(piece.end):
+                m.d.sync += ring.eq(ring + 1)
+        pieces = block_words(c)
+        scale_words = (self.entry.count + c.dsq.bus_bits // 8 - 1) >> ceil_log2(c.dsq.bus_bits // 8)
+        with m.If(asks):
+            m.d.comb += self.o_ask.valid.eq(lower.any() | runs.any())
+            with m.If(is_run):
+                m.d.comb += [
+                    piece.kind.eq(Piece.COARSE),
+                    piece.rows.eq(run.tokens),
+                    piece.index.eq(run.start),
+                    piece.scale.eq(self.item.k_group),
+                    request.word.eq(offsets.row(offsets.coarse, run.start, c.dsq.row_words(2))),
+                    request.count.eq(times(run.tokens, c.dsq.row_words(2))),
+                ]
+            with m.Else():
+                m.d.comb += [
+                    piece.kind.eq(Piece.LOWER),
+                    piece.rows.eq(1),
+                    piece.index.eq(self._run_base),
+                    piece.scale.eq(run.k_scale),
+                    request.word.eq(offsets.row(offsets.lower, self._run_base, c.dsq.row_words(4))),
+                    request.count.eq(c.dsq.row_words(4)),
+                ]
+        with m.Else():
+            m.d.comb += [
+                request.dense.eq(1),
+                piece.kind.eq(Mux(self._rows, Piece.V_ROWS, Piece.V_SCALES)),
+                piece.rows.eq(Mux(self._rows, self.entry.count, scale_words)),
+                request.word.eq(Mux(self._rows, pieces[Piece.V_ROWS][0], pieces[Piece.V_SCALES][0])),
+                request.count.eq(Mux(self._rows, times(self.entry.count, c.dsq.row_words(8)), scale_words)),
+            ]
+        return asks
+
+    def _tokens(self, m: Module, block: Value, queued: Signal) -> None:
+        """INT8 tokens to the queue in the cycle after they were read, and the end of a query."""
+        tile, token = self.i.payload, self.o_token.payload
+        self._reading, self._ending = Signal(), Signal()
+        read, index, last = Signal(), Signal.like(self.token_index), Signal()
+        bits = ceil_log2(self.config.dsq.group_tokens)
+        m.d.comb += self.token_index.eq(Cat(queued[:bits], block))
+        m.d.sync += [read.eq(self._reading), index.eq(self.token_index), last.eq(queued == self.entry.count - 1)]
+        m.d.comb += [
+            self.top_data.eq(self.top[tile.tile]),
+            self.o_token.valid.eq(read | self._ending),
+            token.kind.eq(Mux(self._ending, TokenKind.END, TokenKind.INT8)),
+            token.index.eq(index),
+            token.group.eq(self.entry.group),
+            token.by_token.eq(tile.first),
+            token.end.eq(last),
+            token.block_end.eq(last),
+            token.slot.eq(tile.slot),
+            *(total.eq(score) for total, score in zip(token.scores, self.token_scores, strict=True)),
+        ]
+

@@ -1,0 +1,201 @@
+"""Attention of a real model's heads on the RTL: cycles, bytes and utilization against the dense INT8 cache."""
+
+import argparse
+import io
+import json
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from cocotb_tests.lib import launch
+from golden.errors import UserError, main_guard
+from golden.model import load_model
+from rtl.build import fix_hashes
+from rtl.config import AcceleratorConfig, preset
+from rtl.mha.core import MhaCore
+from sim.simulators import ROOT, SimulationError
+from sim.workloads import check_context
+
+__all__ = ["main", "simulate"]
+
+MODES = ("dense", "kvo")
+POLL_SECONDS = 0.3
+
+
+def simulate(
+    config: AcceleratorConfig,
+    runs: Sequence[tuple[int, int, int, Sequence[str]]],
+    *,
+    queries: int,
+    latency: int,
+    folder: Path,
+    progress: bool,
+) -> list[dict[str, Any]]:
+    """Run ``(context, layer, kv_head, modes)`` one after the other on Verilator; a row for each mode of each.
+
+    Every output, mass and status is compared with golden. Raises `AssertionError` at the first difference.
+    """
+    folder = folder.resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    parameters = {
+        "folder": str(folder),
+        "config": asdict(config),
+        "runs": [[*run[:3], list(run[3])] for run in runs],
+        "queries": queries,
+        "latency": latency,
+    }
+    total, seen = sum(len(run[3]) for run in runs), 0
+    with ThreadPoolExecutor(1) as worker, redirect_stdout(io.StringIO()):
+        job = worker.submit(
+            launch.run,
+            MhaCore(config),
+            name="mha_core",
+            tb="cocotb_tests.tb_attention",
+            parameters=parameters,
+            simulators="verilator",
+        )
+        with tqdm(total=total, desc="attention", unit="run", disable=not progress) as bar:
+            while not job.done():
+                time.sleep(POLL_SECONDS)
+                try:
+                    now = int((folder / "progress").read_text())
+                except (FileNotFoundError, ValueError):
+                    continue
+                bar.update(now - seen)
+                seen = now
+    job.result()
+    return [_figures(row, config) for row in json.loads((folder / "results.json").read_text())]
+
+
+def _figures(row: dict[str, Any], config: AcceleratorConfig) -> dict[str, Any]:
+    """A row with what follows from its counts.
+
+    utilization: words taken in cycles; when_fed: in cycles in which memory had a word for the core or the core had asked for
+    none, so that waiting for memory does not count against it.
+    """
+    cycles = row["busy"] + row["stalled"] + row["waiting"] + row["idle"]
+    return {
+        **row,
+        "utilization": row["busy"] / cycles,
+        "when_fed": row["busy"] / (row["busy"] + row["stalled"] + row["idle"]),
+        "fp16_bytes": 4 * row["context"] * config.dsq.head_dim,
+        "read_fraction": row["bytes"] / (4 * row["context"] * config.dsq.head_dim),
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Lines: each mode of each run, with the ratios to the dense mode of the same run."""
+    lines = [
+        "context  layer.head  mode    cycles   words  of FP16   K array  V array  stalled  waiting    idle  utilization  "
+        "when fed  cycles/dense"
+    ]
+    dense: dict[tuple[int, int, int], float] = {}
+    for row in rows:
+        key = row["context"], row["layer"], row["kv_head"]
+        if row["mode"] == "dense":
+            dense[key] = row["cycles"]
+        ratio = f"{row['cycles'] / dense[key]:.3f}" if key in dense else ""
+        head = f"{row['layer']}.{row['kv_head']}"
+        shares = [f"{100 * row[name] / row['cycles']:6.1f}%" for name in ("k_words", "v_words", "stalled", "waiting", "idle")]
+        lines.append(
+            f"{row['context']:7,}  {head:>10}  {row['mode']:5}  {row['cycles']:8,.0f} {row['words']:7,.0f} "
+            f"{100 * row['read_fraction']:7.2f}%  {shares[0]}  {shares[1]}  {shares[2]}  {shares[3]} {shares[4]}  "
+            f"{100 * row['utilization']:10.1f}%  {100 * row['when_fed']:7.1f}%  {ratio:>12}"
+        )
+    return lines
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m sim.attention",
+        description="Runs the attention of real heads of the embedded model on the RTL of the attention core (Verilator): "
+        "each query reads its compressed records, and all tokens in INT8 for comparison. Every output is compared with "
+        "the golden model.",
+        epilog="cycles: from the end of one query to that of the next, while others follow. Contexts beyond the model's are "
+        "caches of several texts side by side. Exit code: 0, or 1 when hardware and golden differ, 2 for impossible "
+        "options.",
+    )
+    made.add_argument(
+        "--context", type=int, nargs="+", default=[1024, 4096, 8192], metavar="N", help="tokens (default: 1024 4096 8192)"
+    )
+    made.add_argument(
+        "--heads",
+        nargs="+",
+        default=["0.0", "14.1", "29.2"],
+        metavar="L.H",
+        help="layers and KV heads (default: 0.0 14.1 29.2)",
+    )
+    made.add_argument("--preset", default="smollm2", help="of the core (default: smollm2)")
+    made.add_argument("--queries", type=int, default=5, metavar="N", help="queries of each run, from 3 on (default: 5)")
+    made.add_argument(
+        "--latency", type=int, default=40, metavar="CYCLES", help="from a request to its first word (default: 40)"
+    )
+    made.add_argument("--no-dense", action="store_true", help="leave out the dense INT8 cache")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    return made
+
+
+def _head(text: str) -> tuple[int, int]:
+    c = load_model().config
+    try:
+        layer, kv_head = (int(part) for part in text.split("."))
+    except ValueError:
+        raise UserError(f"a head must be LAYER.KV_HEAD, such as 14.1, not '{text}'") from None
+    if not (0 <= layer < c.layers and 0 <= kv_head < c.kv_heads):
+        raise UserError(f"a head must lie within 0.0 and {c.layers - 1}.{c.kv_heads - 1}, not {text}")
+    return layer, kv_head
+
+
+@main_guard
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line."""
+    args = parser().parse_args(arguments)
+    config = preset(args.preset)
+    for context in args.context:
+        check_context(context)
+        if args.queries > (context - 1) % config.dsq.group_tokens + 1:
+            raise UserError(f"--queries must be at most the tokens of the last group, not {args.queries} at {context}")
+    if args.queries < 3 or args.latency < 1:
+        raise UserError("--queries must be at least 3, --latency at least 1")
+    modes = MODES[1:] if args.no_dense else MODES
+    runs = [(context, *_head(head), modes) for context in args.context for head in args.heads]
+    began = time.perf_counter()
+    try:
+        rows = simulate(
+            config,
+            runs,
+            queries=args.queries,
+            latency=args.latency,
+            folder=ROOT / "build" / "attention",
+            progress=sys.stderr.isatty(),
+        )
+    except SimulationError as error:
+        print(f"error: the core could not be simulated: {error}", file=sys.stderr)
+        return 1
+    except AssertionError as error:
+        print(f"error: hardware and golden differ: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(table(rows)))
+    print(f"all outputs, masses and statuses equal golden; {time.perf_counter() - began:.0f} s, build included")
+    if args.json:
+        record = {"preset": args.preset, "config": config.to_dict(), "latency": args.latency, "rows": rows}
+        try:
+            args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {args.json}: {error.strerror}") from error
+    return 0
+
+
+if __name__ == "__main__":
+    fix_hashes()
+    main(sys.argv[1:])

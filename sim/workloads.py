@@ -1,0 +1,92 @@
+"""Real attention work for simulations: heads of the embedded model in the middle of a text, of any length."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from golden.calibrate import calibration_for
+from golden.errors import UserError
+from golden.heads import Head, build_head, model_heads, query_rows
+from golden.model import Model, Prefill, load_model, prefill, texts
+from golden.model.attention import BLOCK_TOKENS
+from golden.settings import KvoSettings
+from rtl.config import AcceleratorConfig
+
+__all__ = ["attention_heads", "check_context"]
+
+
+@cache
+def _model() -> Model:
+    return load_model()
+
+
+def check_context(context: int) -> None:
+    """`UserError` when no workload has that many tokens."""
+    most = _model().config.context_length * (len(texts.names()) + 1)
+    if not 2 <= context <= most:
+        raise UserError(f"a context must be from 2 to {most} tokens, not {context}")
+
+
+def attention_heads(
+    config: AcceleratorConfig,
+    heads: Sequence[tuple[int, int]],
+    *,
+    context: int,
+    count: int,
+    settings: KvoSettings,
+    text: str = "legal",
+) -> Iterator[Head]:
+    """Heads (layer, kv_head) after ``context`` tokens with the queries of the newest ``count``.
+
+    A context beyond the model's own is made of the caches of several texts, one behind the other: the queries are those
+    of the last text, the traffic that of a long cache.
+    """
+    model = _model()
+    c = model.config
+    if (config.dsq.head_dim, config.mha.q_heads) != (c.head_dim, c.q_heads // c.kv_heads):
+        raise UserError(f"the core has other heads than {c.name}: head_dim {c.head_dim}, {c.q_heads // c.kv_heads} query heads")
+    calibration = calibration_for(model, settings, progress=False)
+    longest = c.context_length
+    if context <= longest:
+        blocks = max(-(-context // BLOCK_TOKENS) * BLOCK_TOKENS, 1024)
+        sample = prefill(model, text, blocks, progress=False)
+        yield from model_heads(model, sample, calibration, settings, heads, context=context, count=count)
+        return
+    names = [texts.CALIBRATION, *(name for name in texts.names() if name != text), text]
+    parts = -(-context // longest)
+    samples = [prefill(model, name, longest, progress=False) for name in names[len(names) - parts :]]
+    queries: dict[int, Any] = dict(enumerate(query_rows(model, samples[-1], longest, count)))
+    shared = c.q_heads // c.kv_heads
+    for layer, h in heads:
+        k, v = (_joined([getattr(s, name) for s in samples], layer, h)[-context:] for name in "kv")
+        yield build_head(
+            calibration,
+            settings,
+            layer,
+            h,
+            k=k,
+            v=v,
+            votes=_joined_votes(samples, layer, h, context, settings.group_tokens),
+            q=queries[layer][h * shared : (h + 1) * shared],
+        )
+
+
+def _joined(parts: Sequence[Any], layer: int, kv_head: int) -> Any:
+    return np.concatenate([np.asarray(part[layer, kv_head], np.float32) for part in parts])
+
+
+def _joined_votes(samples: Sequence[Prefill], layer: int, kv_head: int, context: int, group_tokens: int) -> Any:
+    """Attention masses block by block, each text's tokens seen by its own queries alone."""
+    whole = sum(sample.k.shape[2] for sample in samples)
+    votes = np.zeros((whole // BLOCK_TOKENS, whole), np.float32)
+    first = 0
+    for sample in samples:
+        size = sample.k.shape[2]
+        rows = slice(first // BLOCK_TOKENS, (first + size) // BLOCK_TOKENS)
+        votes[rows, first : first + size] = sample.block_mass[layer, kv_head]
+        first += size
+    skipped = whole - context
+    prompt = (context - 1) // group_tokens * group_tokens
+    return votes[skipped // BLOCK_TOKENS :, skipped:][: prompt // BLOCK_TOKENS, :prompt]
