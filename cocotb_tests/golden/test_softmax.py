@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocotb_tests.golden.draws import generator
+from golden.mha.mass import normalize
 from golden.mha.softmax import (
     EXP2,
     INVERSE_BITS,
@@ -18,7 +19,6 @@ from golden.mha.softmax import (
     NORMAL_BITS,
     integer_maximum,
     inverse,
-    normalize,
     softmax,
     softmax_streaming,
 )

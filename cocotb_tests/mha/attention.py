@@ -12,9 +12,10 @@ from golden.dsq.compressor import Calibration
 from golden.dsq.record import RecordLayout, pack
 from golden.heads import Head
 from golden.mha.core import attend
+from golden.mha.mass import normalize
 from golden.mha.query import prepare_query
 from golden.mha.scores import scores
-from golden.mha.softmax import normalize, shifted_sum, softmax_streaming
+from golden.mha.softmax import shifted_sum, softmax_streaming
 from golden.settings import KvoSettings, default_settings
 from golden.state import HeadState
 from rtl.config import AcceleratorConfig

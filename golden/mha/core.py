@@ -14,9 +14,10 @@ from golden.dsq.record import COARSE_BITS
 from golden.hcap.estimator import lower_nibble, upper_nibble
 from golden.hcap.history import select_groups
 from golden.hcap.selector import keep_limit, select_runs
+from golden.mha.mass import normalize
 from golden.mha.query import Query, prepare_query
 from golden.mha.scores import scores
-from golden.mha.softmax import MASKED, normalize, shifted_sum, softmax_streaming
+from golden.mha.softmax import MASKED, shifted_sum, softmax_streaming
 from golden.mha.value_sum import accumulate, finish_output
 from golden.settings import KvoSettings
 from golden.state import Groups, HeadState

@@ -5,7 +5,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from golden.fixed import half_up
 from golden.mha.scores import SCORE_FRACTION_BITS
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "exp2_table",
     "integer_maximum",
     "inverse",
-    "normalize",
     "shifted_sum",
     "softmax",
     "softmax_streaming",
@@ -99,22 +97,3 @@ def inverse(total: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.i
     safe = np.maximum(t, 1)
     quotient = (np.left_shift(np.int64(1), length + INVERSE_BITS) + safe) // (2 * safe)
     return np.where(t > 0, quotient, 0), length
-
-
-def normalize(
-    weights: NDArray[np.integer], maximum: NDArray[np.integer], final: NDArray[np.integer], total: NDArray[np.integer]
-) -> NDArray[np.int64]:
-    """Attention mass of tokens or groups in units of 2**-16, so that the mass of a row is 2**16.
-
-    ``weights[..., E]`` against ``maximum[..., E]``; ``final[...]`` and ``total[...]`` are the row's maximum and sum in
-    the end. Entry t gets ``R(t) - R(t - 1)``: R is ``half_up`` of the weights up to t, times `inverse`: what one
-    rounding leaves goes on to the next entry. Sums are cut to NORMAL_BITS bits first. A total of 0 gives zeros.
-    """
-    drop = np.minimum(final[..., None] - maximum, 63).astype(np.int64)
-    upto = np.cumsum(np.where(weights > 0, np.right_shift(weights.astype(np.int64), drop), 0), axis=-1)
-    factor, length = inverse(total)
-    cut = np.maximum(length - NORMAL_BITS, 0)[..., None]
-    shift = length[..., None] - 1 + INVERSE_BITS - PROBABILITY_BITS - cut
-    mass = half_up((upto >> cut) * factor[..., None], shift)
-    mass[..., 1:] -= mass[..., :-1].copy()
-    return mass

@@ -11,8 +11,9 @@ from golden.dsq.compressor import SHAPE_FRACTION_BITS
 from golden.mha.softmax import INVERSE_BITS, NORMAL_BITS
 from rtl.common.fixed import half_up, saturate
 from rtl.config import AcceleratorConfig
+from rtl.mha._digit_product import digit_product, stored
 from rtl.mha._inverse import LENGTH_BITS
-from rtl.mha._value_format import DIGIT_BITS, ValueFormat, value_calibration_layout
+from rtl.mha._value_format import ValueFormat, value_calibration_layout
 from rtl.mha._value_lanes import ValueLanes
 
 __all__ = ["ValueFinish"]
@@ -96,18 +97,18 @@ class ValueFinish(wiring.Component):
     def _numerator(self, m: Module, head: Value, calibration: data.View) -> Value:
         """Golden's numerator, four cycles later."""
         heads = range(self.sizes.heads)
-        triples = Array(_stored(m, f"triple_{h}", self.scaled_rest[h] + (self.scaled_rest[h] << 1)) for h in heads)
+        triples = Array(stored(m, f"triple_{h}", self.scaled_rest[h] + (self.scaled_rest[h] << 1)) for h in heads)
         # Three times the sum of scaled weights lies below 3/4 of the range of twice a delta sum.
         odd = ((Array(self.delta)[head] << 1) - triples[head])[: self.sizes.delta_bits + 1].as_signed()
         odd, exact, rest = (
-            _stored(m, name, value)
+            stored(m, name, value)
             for name, value in (("odd", odd), ("exact_1", Array(self.exact)[head]), ("rest_1", Array(self.rest)[head]))
         )
-        spread = _product(m, "spread", odd, _stored(m, "shape", calibration.v_shape))
-        mean = _product(m, "mean", rest, _stored(m, "mean", calibration.v_mean), _stored(m, "exact_2", exact))
+        spread = digit_product(m, "spread", odd, stored(m, "shape", calibration.v_shape))
+        mean = digit_product(m, "mean", rest, stored(m, "mean", calibration.v_mean), stored(m, "exact_2", exact))
         # mean + half_up(spread, SHAPE_FRACTION_BITS + 1) in one adder, whose lowest bit carries.
         doubled = Cat(Const(1, 1), mean).as_signed() + (spread >> SHAPE_FRACTION_BITS)
-        return _stored(m, "numerator", doubled[1:].as_signed())
+        return stored(m, "numerator", doubled[1:].as_signed())
 
     def _divide(self, m: Module, numerator: Value, heads: list[Value]) -> Value:
         """Golden's quotient, four cycles later; ``heads`` are the channel's in these cycles.
@@ -116,13 +117,13 @@ class ValueFinish(wiring.Component):
         product then does not depend on the total. What reaches the limit here or golden's saturates the output.
         """
         lengths = [Array(self.length)[head] for head in heads[:2]]
-        coarse = _stored(m, "coarse", (numerator << NORMAL_BITS) >> Cat(Const(0, 3), lengths[0][3:]))
-        aligned = _stored(m, "aligned", saturate(coarse >> lengths[1][:3], ALIGNED_BITS))
+        coarse = stored(m, "coarse", (numerator << NORMAL_BITS) >> Cat(Const(0, 3), lengths[0][3:]))
+        aligned = stored(m, "aligned", saturate(coarse >> lengths[1][:3], ALIGNED_BITS))
         # Of the inverse, at most 2**INVERSE_BITS, the two upper bits are worth no multiplier.
         inverse = Array(self.inverse)[heads[2]]
         lower, one, two = inverse[:-2], inverse[-2], inverse[-1]
         upper = Mux(two, aligned << 1, Mux(one, aligned, 0)) << INVERSE_BITS - 1
-        product = _product(m, "quotient", aligned, lower, _stored(m, "upper", upper))
+        product = digit_product(m, "quotient", aligned, lower, stored(m, "upper", upper))
         return saturate(half_up(product, NORMAL_BITS - 1 + INVERSE_BITS), 16)
 
     def _gather(self, m: Module, valid: Value, place: data.View, quotient: Value) -> None:
@@ -140,21 +141,3 @@ class ValueFinish(wiring.Component):
                 beat.data.eq(Cat(beat.data, quotient)[16:]),
                 beat.last.eq((place.channel == self.sizes.channels - 1) & (place.head == self.sizes.heads - 1)),
             ]
-
-
-def _stored(m: Module, name: str, value: Value) -> Signal:
-    """A register that follows the value."""
-    register = Signal(value.shape(), name=name, reset_less=True)
-    m.d.sync += register.eq(value)
-    return register
-
-
-def _product(m: Module, name: str, long: Value, short: Value, addend: Value | None = None) -> Signal:
-    """``long * short`` two cycles later, plus an addend of one cycle later: digit by digit, then the sum."""
-    parts = [] if addend is None else [addend]
-    for n, begin in enumerate(range(0, len(long), DIGIT_BITS)):
-        digit = long[begin : begin + DIGIT_BITS]
-        if begin + DIGIT_BITS >= len(long) and long.shape().signed:
-            digit = digit.as_signed()
-        parts.append(_stored(m, f"{name}_digit_{n}", digit * short) << begin)
-    return _stored(m, f"{name}_product", sum(parts[1:], parts[0]))

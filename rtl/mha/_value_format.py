@@ -11,14 +11,12 @@ from golden.mha.value_sum import SCALED_BITS
 from rtl.config import AcceleratorConfig
 from rtl.dsq._compressor_steps import SHAPE_BITS
 
-__all__ = ["CODE_BITS", "DIGIT_BITS", "ROW_SCALED_BITS", "ValueFormat", "value_calibration_layout"]
+__all__ = ["CODE_BITS", "ROW_SCALED_BITS", "ValueFormat", "value_calibration_layout"]
 
 #: bits of the codes of INT8 rows
 CODE_BITS = 8
 #: bits of a scaled weight of an INT8 row, whose scale has an exponent of at most MAX_EXPONENT
 ROW_SCALED_BITS = PROBABILITY_BITS + 4 + MAX_EXPONENT - SCALE_BIAS
-#: long factors are cut into digits of so many bits, which fit a signed multiplier of 18
-DIGIT_BITS = 17
 #: bits of a count of tokens, at most: `inverse` knows totals below 2**42
 _MOST_COUNT_BITS = 26
 

@@ -11,7 +11,8 @@ from amaranth.lib.wiring import In, Out
 from golden.dsq.compressor import VALUE_BITS
 from golden.mha.softmax import PROBABILITY_BITS
 from golden.mha.value_sum import SCALED_BITS
-from rtl.mha._value_format import CODE_BITS, DIGIT_BITS, ROW_SCALED_BITS, ValueFormat
+from rtl.mha._digit_product import DIGIT_BITS
+from rtl.mha._value_format import CODE_BITS, ROW_SCALED_BITS, ValueFormat
 
 __all__ = ["ValueLanes"]
 
