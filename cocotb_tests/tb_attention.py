@@ -51,13 +51,13 @@ def array_of(request: dict[str, int], salient: int) -> list[str]:
     return [next((name for name, limit in limits if at < limit), "v") for at in range(first, first + count)]
 
 
-class Run:
-    """The queries of one head in one mode, one after the other."""
+class Bench:
+    """The core's streams with a memory behind it."""
 
-    def __init__(self, dut: Any, queries: list[Query]) -> None:
+    def __init__(self, dut: Any) -> None:
         core = MhaCore(CONFIG)
         shapes = {name: member.signature.members["payload"].shape for name, member in core.signature.members.items()}
-        self.queries = queries
+        self.queries: list[Query] = []
         self.job = StreamSource(dut, "i_job", shape=shapes["i_job"])
         self.calibration = StreamSource(dut, "i_calibration")
         self.rows = StreamSource(dut, "i_query")
@@ -73,11 +73,14 @@ class Run:
         self.arrays.update(array_of(fields, self.queries[0].settings.salient_tokens))
         return self.queries[-1].memory.read(fields)
 
-    async def check(self) -> dict[str, Any]:
-        """Run all queries; cycles between the ends of the first and the last but one, while others follow."""
-        for number, query in enumerate(self.queries):
-            self.job.send_nowait([job_fields(query, load_calibration=number < 2)])
-            if number < 2:
+    async def check(self, queries: list[Query]) -> dict[str, Any]:
+        """Run the queries of one head in one mode; cycles between the ends of the first and the last but one."""
+        self.queries = queries
+        self.arrays.clear()
+        start_cycle = self.memory.engine.cycle
+        for number, query in enumerate(queries):
+            self.job.send_nowait([job_fields(query, load_calibration=number == 0)])
+            if number == 0:
                 self.calibration.send_nowait(calibration_words(query.state.calibration))
             self.rows.send_nowait(beats(query.rows, CONFIG.dsq.lanes))
             self.scan.send_nowait(query.scan)
@@ -91,12 +94,13 @@ class Run:
             marks.append((self.o.transfers[-1], dict(self.memory.cycles), self.memory.words))
         (begin, before, _), (end, after, _) = marks[0], marks[-2]
         spans = len(marks) - 2
-        counted = {name: (after.get(name, 0) - before.get(name, 0)) / spans for name in ("busy", "stalled", "waiting", "idle")}
+        kinds = ("busy", "stalled", "waiting", "idle")
+        counted = {kind: (after.get(kind, 0) - before.get(kind, 0)) / spans for kind in kinds}
         total = sum(self.arrays.values())
         return {
             "queries": len(self.queries),
             "cycles": (end - begin) / spans,
-            "first_cycles": begin,
+            "first_cycles": begin - start_cycle,
             **counted,
             "words": total / len(self.queries),
             "bytes": total / len(self.queries) * CONFIG.dsq.bus_bits // 8,
@@ -117,6 +121,7 @@ class Run:
 
 @cocotb.test()
 async def attends(dut):
+    bench = Bench(dut)
     await start(dut)
     results = []
     for context, layer, kv_head, modes in params()["runs"]:
@@ -126,9 +131,7 @@ async def attends(dut):
             if mode == "dense":
                 cache, make = HeadState(head.state.settings, head.state.calibration), dense_queries
                 cache.append(head.k_rows, head.v_rows)
-            run = Run(dut, list(make(cache, head.q_rows, CONFIG, shift=head.shift)))
-            outcome = await run.check()
+            outcome = await bench.check(list(make(cache, head.q_rows, CONFIG, shift=head.shift)))
             results.append({"context": context, "layer": layer, "kv_head": kv_head, "mode": mode, **outcome})
             (FOLDER / "results.json").write_text(json.dumps(results))
             (FOLDER / "progress").write_text(str(len(results)))
-            run.memory.engine.clear()

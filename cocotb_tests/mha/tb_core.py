@@ -62,10 +62,10 @@ class Bench:
         return self.content.read({name: int(request[name]) for name in ("dense", "group", "word", "count")})
 
     def send(self, queries: Sequence[Query]) -> None:
-        """All that queries on one cache need; its calibration goes to both slots."""
+        """All that queries on one cache need."""
         self.content = queries[-1].memory  # its blocks have the tokens of all
         for query in queries:
-            load = self.sent < 2
+            load = self.sent == 0
             self.sources["i_job"].send_nowait([job_fields(query, load_calibration=load)])
             if load:
                 self.sources["i_calibration"].send_nowait(calibration_words(query.state.calibration))

@@ -44,9 +44,9 @@ class Bench:
     def send(self, item: Item) -> None:
         """Queue a query and its shapes; flags count in the first beat and are random in the others."""
         beats = item.rows.astype("<i2").reshape(-1, self.lanes)
-        flags = [int(item.k_shape is not None) | item.slot << 1, *(self.draw.getrandbits(2) for _ in beats[1:])]
+        flags = [int(item.k_shape is not None) | item.slot << 1, *(self.draw.getrandbits(3) for _ in beats[1:])]
         self.source.send_nowait(
-            int.from_bytes(beat.tobytes(), "little") << 2 | flag for beat, flag in zip(beats, flags, strict=True)
+            int.from_bytes(beat.tobytes(), "little") << 3 | flag for beat, flag in zip(beats, flags, strict=True)
         )
         if item.k_shape is not None:
             self.shape.send_nowait(item.k_shape.tolist())
@@ -83,7 +83,7 @@ class Bench:
         """Queries of several magnitudes; the first brings shapes, of the others every third."""
         rows = random_rows(self.draw, count * self.heads, self.dim).reshape(count, self.heads, self.dim)
         shapes = [self.random_shape() if n == 0 or self.draw.random() < 1 / 3 else None for n in range(count)]
-        return [Item(r, self.draw.getrandbits(1), shape) for r, shape in zip(rows, shapes, strict=True)]
+        return [Item(r, self.draw.getrandbits(2), shape) for r, shape in zip(rows, shapes, strict=True)]
 
 
 @cocotb.test()

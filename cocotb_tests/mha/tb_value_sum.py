@@ -64,7 +64,7 @@ def random_row(draw: random.Random, tokens: int, slot: int | None = None) -> Row
     scores = numbers.integers(-spread, spread + 1, (HEADS, tokens)) + growth * np.arange(tokens)
     scores = np.where(numbers.random((HEADS, tokens)) < 0.1, MASKED, scores).astype(np.int32)
     delta = numbers.random(tokens) < np.where(np.arange(tokens) < draw.randint(0, tokens), 0, 0.8)
-    return make_row(draw, scores, delta, draw.getrandbits(1) if slot is None else slot)
+    return make_row(draw, scores, delta, draw.getrandbits(2) if slot is None else slot)
 
 
 def corner_rows(draw: random.Random) -> Iterator[Row]:
@@ -113,7 +113,7 @@ class Bench:
         self.word = StreamSource(dut, "i_word", stall=stalls.named(i_stall, "word"))
         self.beat = StreamSink(dut, "o", stall=stalls.named(o_stall, "o"))
         self.row = StreamSink(dut, "o_row", stall=stalls.named(o_stall, "o_row"))
-        self.shape, self.mean = np.zeros((2, DIM), np.int64), np.zeros((2, DIM), np.int64)
+        self.shape, self.mean = np.zeros((4, DIM), np.int64), np.zeros((4, DIM), np.int64)
         dut.c_en.value = 0
 
     async def load(self, slot: int) -> None:

@@ -46,7 +46,7 @@ def test_matches_golden_tiny(simulator):
 
 @launch.simulators("verilator")
 def test_matches_golden_with_odd_rows(simulator):
-    run(simulator, odd(q_heads=1, delta_bits=4))
+    run(simulator, odd(q_heads=1, delta_bits=4), throughput=0.28)  # tiles of two groups: finding the limit takes longer
 
 
 @launch.simulators("verilator")

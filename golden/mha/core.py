@@ -67,8 +67,8 @@ def attend(
 
     ``q_rows[G, n, head_dim]`` are INT16 with ``log2(e) / sqrt(head_dim)`` folded in; ``shift`` is what takes the
     product of q and K units to 8 fraction bits: ``q_fraction + k_fraction - 8``, less one when ``rotate`` halves the
-    dot product. ``faulty`` groups, whose record contradicts itself, count as not scanned. Returns ``out[G, n, head_dim]`` in
-    V units and what was fetched; the attention mass goes to the state.
+    dot product. ``faulty`` groups, whose record contradicts itself, have their place in a tile but count as not scanned.
+    Returns ``out[G, n, head_dim]`` in V units and what was fetched; the attention mass goes to the state.
     """
     heads, n, dim = q_rows.shape
     query = prepare_query(q_rows, state.calibration.k_shape)
@@ -113,12 +113,15 @@ def _rebuild(
     fetch = Fetch.nothing(n, g, s, r)
     drop_count = keep_limit(settings.history_drop, g) if settings.prune else 0
     fetch.scanned[:] = select_groups(state.history[:g], drop_count=drop_count)
+    listed = np.flatnonzero(fetch.scanned)
     fetch.scanned[list(faulty)] = False
-    scanned = np.flatnonzero(fetch.scanned)
     peak = top = dense.max(axis=2)
     final = [np.zeros((len(dense), n, 0, s + r), np.int32)]
-    for start in range(0, len(scanned), settings.tile_groups):
-        tile = scanned[start : start + settings.tile_groups]
+    for start in range(0, len(listed), settings.tile_groups):
+        tile = listed[start : start + settings.tile_groups]
+        tile = tile[fetch.scanned[tile]]
+        if not tile.size:
+            continue
         planes = _plane_scores(groups, tile, query, shift, settings.delta_bits)
         estimate, lower, coarse, fine = planes
         peak = np.maximum(peak, estimate.max(axis=(2, 3)))

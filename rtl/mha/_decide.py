@@ -10,6 +10,7 @@ from amaranth.utils import bits_for, ceil_log2
 from golden.dsq.record import COARSE_BITS
 from rtl.config import AcceleratorConfig
 from rtl.mha._commit import decision_layout, kept_layout, sums_layout
+from rtl.mha._query_store import SLOT_BITS
 from rtl.mha._requests import GROUP_BITS, RING_ITEMS, Piece, RecordOffsets, ask_layout
 from rtl.mha._scan import MARGIN_BITS
 
@@ -42,7 +43,7 @@ def token_layout(config: AcceleratorConfig) -> data.StructLayout:
             "by_token": 1,
             "end": 1,
             "block_end": 1,
-            "slot": 1,
+            "slot": SLOT_BITS,
         }
     )
 
@@ -55,7 +56,7 @@ def ring_layout() -> data.StructLayout:
             "salient": 8,
             "k_group": 8,
             "v_group": 8,
-            "slot": 1,
+            "slot": SLOT_BITS,
             "margin": MARGIN_BITS,
             "prune": 1,
         }

@@ -10,7 +10,7 @@ from golden.dsq.compressor import SHAPE_FRACTION_BITS
 from rtl.common.fixed import half_up, saturate
 from rtl.config import AcceleratorConfig
 from rtl.dsq._compressor_steps import SHAPE_BITS
-from rtl.mha._query_store import query_layout
+from rtl.mha._query_store import SLOT_BITS, query_layout
 
 __all__ = ["QueryCodes"]
 
@@ -51,7 +51,7 @@ class QueryCodes(wiring.Component):
                 "window": In(2),
                 "busy": Out(1),
                 "row_end": Out(1),
-                "slot": In(1),
+                "slot": In(SLOT_BITS),
                 "o": Out(stream.Signature(query_layout(config))),
             }
         )

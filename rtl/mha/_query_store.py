@@ -1,6 +1,6 @@
-"""Part of ScoreArray: the two queries that rows are scored against."""
+"""Part of ScoreArray: the queries that rows are scored against."""
 
-from amaranth.hdl import Module, Mux, Signal, Value, signed
+from amaranth.hdl import Array, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -8,7 +8,11 @@ from amaranth.utils import exact_log2
 
 from rtl.config import AcceleratorConfig, DsqConfig
 
-__all__ = ["QueryStore", "offset_bits", "query_layout", "row_start", "store_depth"]
+__all__ = ["SLOTS", "SLOT_BITS", "QueryStore", "offset_bits", "query_layout", "row_start", "store_depth"]
+
+#: queries that are kept at once
+SLOTS = 4
+SLOT_BITS = 2
 
 
 def query_layout(config: AcceleratorConfig) -> data.StructLayout:
@@ -16,7 +20,7 @@ def query_layout(config: AcceleratorConfig) -> data.StructLayout:
     heads = config.mha.q_heads
     return data.StructLayout(
         {
-            "slot": 1,
+            "slot": SLOT_BITS,
             "head": range(max(heads, 2)),
             "shaped": 1,
             "channel": range(config.dsq.head_dim),
@@ -33,19 +37,19 @@ def offset_bits(config: DsqConfig) -> int:
 
 
 def store_depth(config: DsqConfig) -> int:
-    """Words of the query memories: two queries in the order of 2-bit, 4-bit and 8-bit rows."""
-    return 2 * sum(config.row_words(bits) for bits in (2, 4, 8))
+    """Words of the query memories: all queries in the order of 2-bit, 4-bit and 8-bit rows."""
+    return SLOTS * sum(config.row_words(bits) for bits in (2, 4, 8))
 
 
 def row_start(config: DsqConfig, code_bits: int, slot: Value) -> Value:
     """Address of the query codes that meet the first word of a row with codes of so many bits."""
     words = config.row_words(code_bits)
-    start = 2 * sum(config.row_words(bits) for bits in (2, 4, 8) if bits < code_bits)
-    return Mux(slot, start + words, start)
+    start = SLOTS * sum(config.row_words(bits) for bits in (2, 4, 8) if bits < code_bits)
+    return Array(start + n * words for n in range(SLOTS))[slot]
 
 
 class QueryStore(wiring.Component):
-    """Keeps the codes of two queries where the lanes want them, their scales, and ``-3 sum(q)`` of the shaped form.
+    """Keeps the codes of the queries where the lanes want them, their scales, and ``-3 sum(q)`` of the shaped form.
 
     A lane of a multiplier meets another channel in a word of nibbles than in one of INT8 codes, so a plain code is
     stored for both, in two cycles. Codes that meet 2-bit codes lie in the first words, the only ones of the upper
@@ -71,10 +75,10 @@ class QueryStore(wiring.Component):
                 "i": In(stream.Signature(query_layout(config))),
                 "address": In(range(store_depth(config.dsq))),
                 "codes": Out(data.ArrayLayout(data.ArrayLayout(signed(8), lanes), heads)),
-                "scale_slot": In(1),
+                "scale_slot": In(SLOT_BITS),
                 "scale_shaped": In(1),
                 "scales": Out(data.ArrayLayout(8, heads)),
-                "offset_slot": In(1),
+                "offset_slot": In(SLOT_BITS),
                 "offsets": Out(data.ArrayLayout(signed(offset_bits(config.dsq)), heads)),
             }
         )
@@ -105,7 +109,7 @@ class QueryStore(wiring.Component):
                 ]
         half_shape = data.ArrayLayout(signed(8), lanes // 2)
         for head, codes in enumerate(self.codes):
-            for half, depth in enumerate((store_depth(c), 2 * c.row_words(2))):
+            for half, depth in enumerate((store_depth(c), SLOTS * c.row_words(2))):
                 memory = Memory(shape=half_shape, depth=depth, init=[], attrs={"ram_style": "distributed"})
                 m.submodules[f"codes_{head}_{half}"] = memory
                 w, r = memory.write_port(granularity=1), memory.read_port(domain="comb")
@@ -124,17 +128,17 @@ class QueryStore(wiring.Component):
         with m.If(held_valid & held.shaped):
             m.d.sync += total.eq(total_next)
         for head in range(len(self.scales)):
-            scales = [[Signal(8, name=f"scale_{head}_{slot}_{form}") for form in range(2)] for slot in range(2)]
-            offsets = [Signal(signed(offset_bits(c)), name=f"offset_{head}_{slot}") for slot in range(2)]
-            for slot in range(2):
+            scales = [[Signal(8, name=f"scale_{head}_{slot}_{form}") for form in range(2)] for slot in range(SLOTS)]
+            offsets = [Signal(signed(offset_bits(c)), name=f"offset_{head}_{slot}") for slot in range(SLOTS)]
+            for slot in range(SLOTS):
                 with m.If(held_valid & (held.head == head) & (held.slot == slot)):
                     with m.If(held.shaped):
                         m.d.sync += [scales[slot][1].eq(held.scale), offsets[slot].eq(total_next)]
                     with m.Else():
                         m.d.sync += scales[slot][0].eq(held.scale)
-            plain, shaped = (Mux(self.scale_slot, scales[1][form], scales[0][form]) for form in range(2))
+            plain, shaped = (Array(kept[form] for kept in scales)[self.scale_slot] for form in range(2))
             m.d.comb += [
                 self.scales[head].eq(Mux(self.scale_shaped, shaped, plain)),
-                self.offsets[head].eq(Mux(self.offset_slot, offsets[1], offsets[0])),
+                self.offsets[head].eq(Array(offsets)[self.offset_slot]),
             ]
         return m

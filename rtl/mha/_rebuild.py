@@ -83,7 +83,8 @@ class RebuildEngine(wiring.Component):
     def elaborate(self, platform: Any) -> Module:
         m = Module()
         c = self.config
-        tile, job = self.i.payload, self.i.payload.job
+        self._tile = tile = Signal(tile_layout(c))
+        job = tile.job
         m.submodules.selector = selector = RunSelector(c)
         bases = 1 << base_bits(c)
         item, base = Signal.like(self.table_item), Signal(range(bases))
@@ -130,18 +131,19 @@ class RebuildEngine(wiring.Component):
         runs_read = self._run_table(m, fresh & marking, at, entry)
         self._keep_ring(m, ring, tile, marking & fresh)
         asks = self._ask(m, lower, runs, runs_read, ring)
-        block = item[0]
+        block, released = item[0], Signal()
         queued = Signal(range(c.dsq.group_tokens + 1))  # tokens of the block that are read
         self._tokens(m, block, queued)
 
         with m.FSM():
             with m.State("IDLE"):
-                m.d.sync += [item.eq(0), base.eq(0), sound_left.eq(self.sound_items[tile.tile])]
-                m.d.comb += self.top_clear.eq(self.i.valid & tile.first)
+                m.d.comb += [self.i.ready.eq(1), self.top_clear.eq(self.i.valid & self.i.payload.first)]
+                m.d.sync += [released.eq(0), item.eq(0), base.eq(0), tile.eq(self.i.payload)]
                 with m.If(self.i.valid):
                     m.next = "TOP"
             with m.State("TOP"):
                 m.d.comb += self.top_en.eq(tile.dense)
+                m.d.sync += sound_left.eq(self.sound_items[tile.tile])
                 with m.If(tile.items == 0):
                     m.next = "DRAIN"
                 with m.Elif(tile.dense):
@@ -215,15 +217,16 @@ class RebuildEngine(wiring.Component):
                     with m.If(last_item):
                         m.next = "DRAIN"
             with m.State("DRAIN"):
+                # The tile's entries are no longer needed: its next scan may begin.
+                m.d.comb += self.release.eq(~released)
+                m.d.sync += released.eq(1)
                 with m.If((pending == 0) & ~self.o_token.valid):
-                    m.d.comb += [self.release.eq(~tile.last), self.i.ready.eq(~tile.last)]
                     m.next = "IDLE"
                     with m.If(tile.last):
                         m.next = "END"
             with m.State("END"):
                 m.d.comb += self._ending.eq(1)
                 with m.If(self.o_token.ready):
-                    m.d.comb += [self.release.eq(1), self.i.ready.eq(1)]
                     m.next = "IDLE"
         return m
 
@@ -252,7 +255,7 @@ class RebuildEngine(wiring.Component):
         self, m: Module, step: Value, base: Value, last_base: Value
     ) -> tuple[Signal, Signal, Signal, Signal, Signal]:
         """The distance of the base that was addressed three steps before, with its index and entry."""
-        c, tile = self.config, self.i.payload
+        c, tile = self.config, self._tile
         names = ("entry", "difference")
         valid, index, end = Signal(3), [Signal.like(base, name=f"{n}_index") for n in (*names, "distance")], Signal(3)
         differences = [Signal(DISTANCE_BITS, name=f"difference_{h}") for h in range(c.mha.q_heads)]
@@ -313,7 +316,7 @@ class RebuildEngine(wiring.Component):
 
     def _ask(self, m: Module, lower: Signal, runs: Signal, run: data.View, ring: Signal) -> Signal:
         """Requests of the marked rows, lower nibbles first, or those of an INT8 block; returns what enables the former."""
-        c, tile = self.config, self.i.payload
+        c, tile = self.config, self._tile
         request, piece = self.o_ask.payload.request, self.o_ask.payload.piece
         asks, is_run = Signal(), Signal()
         self._rows = Signal()
@@ -376,7 +379,7 @@ class RebuildEngine(wiring.Component):
 
     def _tokens(self, m: Module, block: Value, queued: Signal) -> None:
         """INT8 tokens to the queue in the cycle after they were read, and the end of a query."""
-        tile, token = self.i.payload, self.o_token.payload
+        tile, token = self._tile, self.o_token.payload
         self._reading, self._ending = Signal(), Signal()
         read, index, last = Signal(), Signal.like(self.token_index), Signal()
         bits = ceil_log2(self.config.dsq.group_tokens)

@@ -6,6 +6,7 @@ from amaranth.utils import bits_for, ceil_log2
 
 from golden.dsq.record import COARSE_BITS, HEADER_BYTES, RecordLayout
 from rtl.config import AcceleratorConfig
+from rtl.mha._query_store import SLOT_BITS
 
 __all__ = [
     "GROUP_BITS",
@@ -129,7 +130,7 @@ def piece_layout(config: AcceleratorConfig) -> data.StructLayout:
     header_words = -(-8 * (HEADER_BYTES + 3 * c.max_salient) // c.bus_bits)
     members: dict[str, Shape | type | int] = {
         "kind": Piece,
-        "slot": 1,
+        "slot": SLOT_BITS,
         "tile": 1,
         "place": unsigned(max(1, ceil_log2(places))),
         "rows": unsigned(bits_for(max(c.group_tokens, scale_words))),

@@ -10,6 +10,7 @@ from amaranth.utils import bits_for, ceil_log2
 
 from golden.mha.scores import SCORE_BITS
 from rtl.config import AcceleratorConfig
+from rtl.mha._query_store import SLOT_BITS, SLOTS
 from rtl.mha._requests import GROUP_BITS, Fault, Piece, RecordOffsets, ask_layout, block_words, times
 
 __all__ = ["MARGIN_BITS", "ScanEngine", "entry_layout", "fault_layout", "job_layout", "scan_layout", "tile_layout"]
@@ -53,7 +54,7 @@ def tile_layout(config: AcceleratorConfig) -> data.StructLayout:
     return data.StructLayout(
         {
             "tile": 1,
-            "slot": 1,
+            "slot": SLOT_BITS,
             "dense": 1,
             "items": bits_for(max(config.mha.tile_groups, 2)),
             "first": 1,
@@ -65,17 +66,21 @@ def tile_layout(config: AcceleratorConfig) -> data.StructLayout:
 
 
 class ScanEngine(wiring.Component):
-    """Works on one query at a time, up to two tiles ahead of what is rebuilt.
+    """Takes queries, loads them, and scans for one after the other, ahead of what is rebuilt.
+
+    Loading and scanning go on beside each other. A tile is asked for as soon as the one before has been; it is given on
+    when all its rows have come.
 
     Members
     -------
     i_job, i_scan : queries and what each scans
-    free : a query may be taken into slot ``slot``
-    load, slot : the query of this slot is to be loaded (its settings are ``jobs[slot]``); ``loaded`` strobes when it is
-    jobs : settings of both slots
+    free : a query may be taken into slot ``load_slot``
+    load, load_slot : the query of this slot is to be loaded; ``loaded`` strobes when it is
+    slot, jobs : the query that is scanned for; the settings of all slots
     o_ask : requests
     o_tile : tiles whose scan is complete; ``tile_free``: tiles that may be filled
-    begin, begin_tile, clear, done, peak : of Estimator; ``done``: an item's last row has come
+    begin, begin_tile, clear, peak : of Estimator
+    done, done_tile : the last row of an item of that tile has come
     entry_tile, entry_item, o_entry : group and count of an item, at once
     fault_tile, fault_item, fault_group : group of an item, at once
     fault_stb, o_fault : a bad item of the query in ``slot``
@@ -90,9 +95,10 @@ class ScanEngine(wiring.Component):
                 "i_scan": In(stream.Signature(scan_layout())),
                 "free": In(1),
                 "load": Out(1),
-                "slot": Out(1),
+                "load_slot": Out(SLOT_BITS),
                 "loaded": In(1),
-                "jobs": Out(data.ArrayLayout(job_layout(), 2)),
+                "slot": Out(SLOT_BITS),
+                "jobs": Out(data.ArrayLayout(job_layout(), SLOTS)),
                 "o_ask": Out(stream.Signature(ask_layout(config))),
                 "o_tile": Out(stream.Signature(tile_layout(config))),
                 "tile_free": In(2),
@@ -100,6 +106,7 @@ class ScanEngine(wiring.Component):
                 "begin_tile": Out(1),
                 "clear": Out(1),
                 "done": In(1),
+                "done_tile": In(1),
                 "peak": In(data.ArrayLayout(signed(SCORE_BITS), config.mha.q_heads)),
                 "entry_tile": In(1),
                 "entry_item": In(self.item_bits),
@@ -117,51 +124,22 @@ class ScanEngine(wiring.Component):
         c = self.config
         scan = self.i_scan.payload
         tile, dense, first, last = Signal(), Signal(), Signal(), Signal()
-        items, left = Signal.like(self.o_tile.payload.items), Signal.like(self.o_tile.payload.items)
-        groups = Signal(range(c.mha.max_groups + 1))
-        good, empty, fault = Signal(), Signal(), Signal(Fault)
-        counted = ~(scan.dense & first & ((items == 0) | dense))  # the first tile's INT8 blocks give a mass per token
-        full = items == Mux(dense, 2, c.mha.tile_groups)
-        limit = Mux(scan.dense, c.dsq.group_tokens, c.dsq.max_salient)
-        in_range = (scan.count != 0) & (scan.count <= limit)
-        m.d.comb += empty.eq(scan.dense & (scan.count == 0))
-        with m.If(empty):
-            pass
-        with m.Elif(~in_range):
-            m.d.comb += fault.eq(Fault.SALIENT_COUNT)
-        with m.Elif(counted & (groups == c.mha.max_groups)):
-            m.d.comb += fault.eq(Fault.TOO_MANY_GROUPS)
-        with m.Else():
-            m.d.comb += good.eq(1)
+        items = Signal.like(self.o_tile.payload.items)
+        ready_jobs = self._load(m)
+        good, empty, counted = self._judge(m, dense, first, items)
         taken = self._entries(m, tile, items)
         with m.If(taken):
-            m.d.sync += [items.eq(items + 1), dense.eq(scan.dense), groups.eq(groups + counted)]
-        m.d.sync += left.eq(left + taken - self.done)
-        m.d.comb += [
-            self.begin_tile.eq(tile),
-            self.o_fault.fault.eq(fault),
-            self.o_fault.group.eq(scan.group),
-        ]
+            m.d.sync += [items.eq(items + 1), dense.eq(scan.dense)]
+        close, incomplete = self._tiles(m, tile, taken)
         second = self._ask(m, tile, items)
-        tile_out = self.o_tile.payload
-        m.d.comb += [
-            tile_out.tile.eq(tile),
-            tile_out.slot.eq(self.slot),
-            tile_out.dense.eq(dense),
-            tile_out.items.eq(items),
-            tile_out.first.eq(first),
-            tile_out.last.eq(last),
-        ]
+        m.d.comb += self.begin_tile.eq(tile)
+        full = items == Mux(dense, 2, c.mha.tile_groups)
         with m.FSM():
             with m.State("IDLE"):
-                m.d.comb += [self.i_job.ready.eq(self.free), self.clear.eq(1)]
-                m.d.sync += [first.eq(1), groups.eq(0), tile_out.job.eq(self.i_job.payload)]
-                with m.If(self.i_job.valid & self.free):
-                    m.d.sync += self.jobs[self.slot].eq(self.i_job.payload)
-                    m.next = "LOAD"
-            with m.State("LOAD"):
-                m.d.comb += self.load.eq(1)
-                with m.If(self.loaded):
+                m.d.sync += [first.eq(1), self._groups.eq(0)]
+                # The peak of the query before is in use until all its rows have come.
+                with m.If(ready_jobs & ~incomplete):
+                    m.d.comb += self.clear.eq(1)
                     m.next = "TILE"
             with m.State("TILE"):
                 m.d.sync += [items.eq(0), last.eq(0), dense.eq(0)]
@@ -172,30 +150,94 @@ class ScanEngine(wiring.Component):
                 closes = (items != 0) & ((scan.dense != dense) | full)
                 with m.If(self.i_scan.valid):
                     with m.If(good & closes):
-                        m.next = "WAIT"
+                        m.next = "CLOSE"
                     with m.Elif(good):
                         m.d.comb += self.o_ask.valid.eq(1)
                         with m.If(self.o_ask.ready & (second | ~scan.dense)):
                             m.d.comb += [taken.eq(1), self.i_scan.ready.eq(1)]
+                            m.d.sync += self._groups.eq(self._groups + counted)
                     with m.Else():
                         m.d.comb += [self.i_scan.ready.eq(1), self.fault_stb.eq(~empty)]
                 with m.If(self.i_scan.valid & self.i_scan.ready):
                     m.d.sync += last.eq(scan.last)
                     with m.If(scan.last):
-                        m.next = "WAIT"
-            with m.State("WAIT"):
-                m.d.sync += tile_out.peak.eq(self.peak)
-                with m.If(left == 0):
-                    m.next = "GIVE"
-            with m.State("GIVE"):
-                m.d.comb += self.o_tile.valid.eq(1)
-                with m.If(self.o_tile.ready):
-                    m.d.sync += [tile.eq(~tile), first.eq(0)]
-                    m.next = "TILE"
-                    with m.If(last):
-                        m.d.sync += self.slot.eq(~self.slot)
-                        m.next = "IDLE"
+                        m.next = "CLOSE"
+            with m.State("CLOSE"):
+                m.d.comb += close.eq(1)
+                m.d.sync += [tile.eq(~tile), first.eq(0)]
+                m.next = "TILE"
+                with m.If(last):
+                    m.d.sync += self.slot.eq(self.slot + 1)
+                    m.next = "IDLE"
+        for kept in self._closing:
+            m.d.comb += [
+                kept.slot.eq(self.slot),
+                kept.dense.eq(dense),
+                kept.items.eq(items),
+                kept.first.eq(first),
+                kept.last.eq(last),
+                kept.job.eq(self.jobs[self.slot]),
+            ]
         return m
+
+    def _load(self, m: Module) -> Value:
+        """Take queries and have them loaded, one after the other; returns whether the one to scan for is."""
+        count = Signal(range(SLOTS + 1))
+        with m.If(self.loaded & self.load):
+            m.d.sync += [self.load.eq(0), self.load_slot.eq(self.load_slot + 1)]
+        m.d.comb += self.i_job.ready.eq(self.free & ~self.load)
+        with m.If(self.i_job.valid & self.i_job.ready):
+            m.d.sync += [self.load.eq(1), self.jobs[self.load_slot].eq(self.i_job.payload)]
+        m.d.sync += count.eq(count + (self.loaded & self.load) - self.clear)
+        return count != 0
+
+    def _judge(self, m: Module, dense: Value, first: Value, items: Value) -> tuple[Signal, Signal, Value]:
+        """Whether the item at hand is good, or an empty block; whether it counts as a group."""
+        c, scan = self.config, self.i_scan.payload
+        self._groups = Signal(range(c.mha.max_groups + 1))
+        good, empty, fault = Signal(), Signal(), Signal(Fault)
+        counted = ~(scan.dense & first & ((items == 0) | dense))  # the first tile's INT8 blocks give a mass per token
+        limit = Mux(scan.dense, c.dsq.group_tokens, c.dsq.max_salient)
+        in_range = (scan.count != 0) & (scan.count <= limit)
+        m.d.comb += empty.eq(scan.dense & (scan.count == 0))
+        with m.If(empty):
+            pass
+        with m.Elif(~in_range):
+            m.d.comb += fault.eq(Fault.SALIENT_COUNT)
+        with m.Elif(counted & (self._groups == c.mha.max_groups)):
+            m.d.comb += fault.eq(Fault.TOO_MANY_GROUPS)
+        with m.Else():
+            m.d.comb += good.eq(1)
+        m.d.comb += [self.o_fault.fault.eq(fault), self.o_fault.group.eq(scan.group)]
+        return good, empty, counted
+
+    def _tiles(self, m: Module, tile: Value, taken: Value) -> tuple[Signal, Value]:
+        """Give closed tiles on when all their rows have come; returns the strobe that closes one, and whether one waits."""
+        out, close, give = self.o_tile, Signal(), Signal()
+        closed, complete = Signal(2), Signal(2)
+        self._closing = [Signal(out.payload.shape(), name=f"closing_{n}") for n in range(2)]
+        kept = [Signal(out.payload.shape(), name=f"kept_{n}") for n in range(2)]
+        peaks = [Signal(self.peak.shape(), name=f"peak_{n}") for n in range(2)]
+        done, done_tile = Signal(), Signal()
+        m.d.sync += [done.eq(self.done), done_tile.eq(self.done_tile)]
+        for n in range(2):
+            left = Signal.like(out.payload.items, name=f"left_{n}")
+            m.d.sync += left.eq(left + (taken & (tile == n)) - (self.done & (self.done_tile == n)))
+            m.d.sync += complete[n].eq(closed[n] & (left == 0))
+            # The row of the cycle before is now in the peak, later ones are not yet.
+            with m.If((done & (done_tile == n)) | (close & (tile == n) & (left == 0))):
+                m.d.sync += peaks[n].eq(self.peak)
+            with m.If(close & (tile == n)):
+                m.d.sync += [closed[n].eq(1), kept[n].eq(self._closing[n])]
+        with m.If(out.valid & out.ready):
+            m.d.sync += [give.eq(~give), closed.bit_select(give, 1).eq(0), complete.bit_select(give, 1).eq(0)]
+        m.d.comb += [
+            out.valid.eq((closed & complete).bit_select(give, 1)),
+            out.payload.eq(Mux(give, kept[1], kept[0])),
+            out.payload.tile.eq(give),
+            out.payload.peak.eq(Mux(give, peaks[1], peaks[0])),
+        ]
+        return close, (closed & ~complete).any()
 
     def _entries(self, m: Module, tile: Value, items: Value) -> Signal:
         """Memory of group and count of each item; returns the strobe that writes the item at hand."""

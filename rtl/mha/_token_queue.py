@@ -13,6 +13,7 @@ from rtl.config import AcceleratorConfig
 from rtl.hcap.estimator import scores_layout
 from rtl.mha._commit import sums_layout
 from rtl.mha._decide import TokenKind, token_layout
+from rtl.mha._query_store import SLOT_BITS
 from rtl.mha._rebuild import QUEUE_GROUPS
 from rtl.mha._requests import GROUP_BITS
 
@@ -25,7 +26,7 @@ def weight_tag(config: AcceleratorConfig) -> data.StructLayout:
         {
             "scale": 8,
             "delta": 1,
-            "slot": 1,
+            "slot": SLOT_BITS,
             "index": ceil_log2(2 * config.dsq.group_tokens),
             "group": GROUP_BITS,
             "by_token": 1,

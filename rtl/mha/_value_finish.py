@@ -13,6 +13,7 @@ from rtl.common.fixed import half_up, saturate
 from rtl.config import AcceleratorConfig
 from rtl.mha._digit_product import digit_product, stored
 from rtl.mha._inverse import LENGTH_BITS
+from rtl.mha._query_store import SLOT_BITS, SLOTS
 from rtl.mha._value_format import ValueFormat, value_calibration_layout
 from rtl.mha._value_lanes import ValueLanes
 
@@ -55,9 +56,9 @@ class ValueFinish(wiring.Component):
                 "scaled_rest": In(data.ArrayLayout(sizes.scaled_bits, heads)),
                 "inverse": In(data.ArrayLayout(INVERSE_BITS + 1, heads)),
                 "length": In(data.ArrayLayout(LENGTH_BITS, heads)),
-                "slot": In(1),
+                "slot": In(SLOT_BITS),
                 "c_en": In(1),
-                "c_slot": In(1),
+                "c_slot": In(SLOT_BITS),
                 "c_channel": In(range(sizes.channels)),
                 "c_data": In(value_calibration_layout),
                 "o": Out(stream.Signature(sizes.beat_layout)),
@@ -83,7 +84,7 @@ class ValueFinish(wiring.Component):
 
     def _calibration(self, m: Module, channel: Value) -> data.View:
         """The channel's calibration, a cycle later."""
-        depth = 2 << len(channel)
+        depth = SLOTS << len(channel)
         m.submodules.calibration = store = Memory(shape=value_calibration_layout, depth=depth, init=[])
         w, r = store.write_port(), store.read_port()
         m.d.comb += [

@@ -10,6 +10,7 @@ from golden.mha.softmax import PROBABILITY_BITS
 from golden.mha.value_sum import SCALED_BITS
 from rtl.config import AcceleratorConfig
 from rtl.dsq._compressor_steps import SHAPE_BITS
+from rtl.mha._query_store import SLOT_BITS
 
 __all__ = ["CODE_BITS", "ROW_SCALED_BITS", "ValueFormat", "value_calibration_layout"]
 
@@ -52,7 +53,7 @@ class ValueFormat:
                 "scale": 8,
                 "delta": 1,
                 "end": 1,
-                "slot": 1,
+                "slot": SLOT_BITS,
             }
         )
         #: a token with its weights scaled
@@ -63,7 +64,7 @@ class ValueFormat:
                 "scaled": data.ArrayLayout(SCALED_BITS, heads),
                 "delta": 1,
                 "end": 1,
-                "slot": 1,
+                "slot": SLOT_BITS,
             }
         )
         self.beat_layout = data.StructLayout(

@@ -9,6 +9,7 @@ from amaranth.utils import exact_log2
 
 from golden.mha.softmax import PROBABILITY_BITS
 from golden.mha.value_sum import SCALED_BITS
+from rtl.mha._query_store import SLOT_BITS
 from rtl.mha._value_format import ValueFormat
 
 __all__ = ["PATIENCE", "ValueIssue"]
@@ -51,7 +52,7 @@ class ValueIssue(wiring.Component):
                 "scaled": Out(data.ArrayLayout(SCALED_BITS, sizes.heads)),
                 "weights": Out(data.ArrayLayout(PROBABILITY_BITS, sizes.heads)),
                 "shifts": Out(sizes.heads),
-                "slot": Out(1),
+                "slot": Out(SLOT_BITS),
             }
         )
 

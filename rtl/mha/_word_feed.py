@@ -11,6 +11,7 @@ from amaranth.utils import bits_for, ceil_log2
 from golden.dsq.record import HEADER_BYTES
 from golden.dsq.scale import MAX_EXPONENT
 from rtl.config import AcceleratorConfig
+from rtl.mha._query_store import SLOT_BITS
 from rtl.mha._requests import Fault, Piece, block_words, piece_layout
 from rtl.mha.scores import RowKind
 
@@ -78,7 +79,7 @@ class WordFeed(wiring.Component):
         self._tag = row_tag(c)
         word = data.StructLayout({"data": c.dsq.bus_bits, "error": 1})
         row = data.StructLayout(
-            {"word": c.dsq.bus_bits, "kind": RowKind, "slot": 1, "scale": 8, "first": 1, "last": 1, "tag": self._tag}
+            {"word": c.dsq.bus_bits, "kind": RowKind, "slot": SLOT_BITS, "scale": 8, "first": 1, "last": 1, "tag": self._tag}
         )
         super().__init__(
             {
@@ -91,7 +92,7 @@ class WordFeed(wiring.Component):
                 "v_ready": Out(1),
                 "v_done": In(1),
                 "failed": Out(1),
-                "failed_slot": Out(1),
+                "failed_slot": Out(SLOT_BITS),
             }
         )
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Module, Mux, Signal, signed
+from amaranth.hdl import Module, Mux, Signal, Value, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -13,6 +13,7 @@ from rtl.hcap.estimator import Estimator
 from rtl.mha._commit import ScoreCommit, decision_layout
 from rtl.mha._decide import ValueDecider
 from rtl.mha._mass_entries import MassEntries
+from rtl.mha._query_store import SLOT_BITS, SLOTS
 from rtl.mha._rebuild import RebuildEngine
 from rtl.mha._requests import RING_ITEMS, Fault, piece_layout, request_layout
 from rtl.mha._scan import ScanEngine, fault_layout, job_layout, scan_layout
@@ -58,7 +59,7 @@ class MhaCore(wiring.Component):
         One a query. Margins have 8 fraction bits, ``keep`` is in 256ths.
     i_calibration : stream of struct{k_shape, v_shape, v_mean}
         ``head_dim`` transfers for each query with ``load_calibration``, channel 0 first. A query without has that of the
-        query before the last one, which had the same slot: calibration is loaded for both slots, one after the other.
+        query before.
     i_query : stream of INT16 ``data`` of ``lanes`` channels: ``q_heads`` rows a query
     i_scan : stream of struct{dense, group, count, last}: what a query scans
         ``count`` is the number of tokens of an INT8 block (``dense``), else of salient tokens. Tokens of the blocks before
@@ -105,7 +106,7 @@ class MhaCore(wiring.Component):
         m.submodules.entries = entries = MassEntries(c, softmax.o_shape)
         m.submodules.mass = mass = self._mass
         feed = self._memory(m, scan, rebuild, decide, scores, value_sum)
-        self._queries(m, scan, scores, value_sum)
+        self._queries(m, scan, scores, value_sum, softmax.o.payload.tag.slot)
         self._scanned(m, scan, rebuild, estimator, commit)
         self._kept(m, rebuild, decide, estimator, commit)
         connect(m, flipped(self.i_job), scan.i_job)
@@ -118,8 +119,7 @@ class MhaCore(wiring.Component):
         connect(m, value_sum.o_row, mass.i_row)
         connect(m, mass.o, flipped(self.o_mass))
         m.d.comb += [
-            scores.shift[0].eq(scan.jobs[0].shift),
-            scores.shift[1].eq(scan.jobs[1].shift),
+            *(scores.shift[slot].eq(scan.jobs[slot].shift) for slot in range(SLOTS)),
             queue.v_ready.eq(feed.v_ready),
             queue.v_scale.eq(feed.v_scale),
             feed.v_index.eq(queue.v_index),
@@ -152,7 +152,7 @@ class MhaCore(wiring.Component):
         m.submodules.feed = feed = WordFeed(c)
         piece = piece_layout(c)
         m.submodules.pieces = pieces = SyncFIFOBuffered(width=piece.size, depth=PIECES_DEPTH)
-        m.submodules.words = words = SyncFIFOBuffered(width=self.i.payload.shape().size, depth=2)
+        m.submodules.words = words = SyncFIFOBuffered(width=self.i.payload.shape().size, depth=4)
         m.submodules.values = values = SyncFIFOBuffered(width=c.dsq.bus_bits, depth=VALUE_DEPTH)
         free = Signal()
         m.d.comb += free.eq((~self.o_request.valid | self.o_request.ready) & pieces.w_rdy)
@@ -185,13 +185,15 @@ class MhaCore(wiring.Component):
         connect(m, feed.o_row, scores.i)
         return feed
 
-    def _queries(self, m: Module, scan: ScanEngine, scores: ScoreArray, value_sum: ValueSum) -> None:
-        """Query rows and calibration of the query that is loaded."""
+    def _queries(
+        self, m: Module, scan: ScanEngine, scores: ScoreArray, value_sum: ValueSum, end_slot: Value
+    ) -> None:
+        """Query rows and calibration of the query that is loaded; the calibration of the query that ends."""
         c = self.config
         m.submodules.preparer = preparer = QueryPreparer(c)
         connect(m, preparer.o, scores.i_query)
-        job = scan.jobs[scan.slot]
-        channel = Signal(range(c.dsq.head_dim))
+        job = scan.jobs[scan.load_slot]
+        channel, calibration = Signal(range(c.dsq.head_dim)), Signal(SLOT_BITS)
         beats = c.mha.q_heads * c.dsq.row_beats
         beat, all_in, calibrated, given = Signal(range(beats)), Signal(), Signal(), Signal()
         takes_rows = scan.load & ~all_in
@@ -200,13 +202,13 @@ class MhaCore(wiring.Component):
             preparer.i.valid.eq(takes_rows & self.i_query.valid),
             self.i_query.ready.eq(takes_rows & preparer.i.ready),
             preparer.i.payload.load_shape.eq(job.load_calibration),
-            preparer.i.payload.slot.eq(scan.slot),
+            preparer.i.payload.slot.eq(scan.load_slot),
             preparer.i.payload.data.eq(self.i_query.payload),
             preparer.i_shape.valid.eq(takes_calibration & self.i_calibration.valid),
             preparer.i_shape.payload.eq(self.i_calibration.payload.k_shape),
             self.i_calibration.ready.eq(takes_calibration & preparer.i_shape.ready),
             value_sum.c_en.eq(preparer.i_shape.valid & preparer.i_shape.ready),
-            value_sum.c_slot.eq(scan.slot),
+            value_sum.c_slot.eq(calibration + 1),
             value_sum.c_channel.eq(channel),
             value_sum.c_data.v_shape.eq(self.i_calibration.payload.v_shape),
             value_sum.c_data.v_mean.eq(self.i_calibration.payload.v_mean),
@@ -215,12 +217,16 @@ class MhaCore(wiring.Component):
             m.d.sync += [beat.eq(beat + 1), all_in.eq(beat == beats - 1)]
         with m.If(value_sum.c_en):
             m.d.sync += channel.eq(Mux(channel == c.dsq.head_dim - 1, 0, channel + 1))
-            m.d.sync += calibrated.eq(channel == c.dsq.head_dim - 1)
+            with m.If(channel == c.dsq.head_dim - 1):
+                m.d.sync += [calibrated.eq(1), calibration.eq(calibration + 1)]
         with m.If(preparer.o.valid & preparer.o.ready & preparer.o.payload.last):
             m.d.sync += given.eq(1)
-        m.d.comb += scan.loaded.eq(given)
+        # No more queries are under way than calibrations are kept.
+        calibrations = Signal(data.ArrayLayout(SLOT_BITS, SLOTS))
+        m.d.comb += [scan.loaded.eq(given), value_sum.i_token.payload.slot.eq(calibrations[end_slot])]
         with m.If(scan.loaded):
             m.d.sync += [beat.eq(0), all_in.eq(0), calibrated.eq(0), given.eq(0)]
+            m.d.sync += calibrations[scan.load_slot].eq(calibration)
 
     def _scanned(
         self, m: Module, scan: ScanEngine, rebuild: RebuildEngine, estimator: Estimator, commit: ScoreCommit
@@ -246,6 +252,7 @@ class MhaCore(wiring.Component):
             estimator.begin_tile.eq(scan.begin_tile),
             estimator.clear.eq(scan.clear),
             scan.done.eq(commit.scan_valid & tag.end),
+            scan.done_tile.eq(tag.tile),
             scan.peak.eq(estimator.peak),
             scan.tile_free.eq(~in_use),
             scan.entry_tile.eq(rebuild.table_tile),
@@ -316,7 +323,6 @@ class MhaCore(wiring.Component):
             value_sum.i_token.payload.scale.eq(tag.scale),
             value_sum.i_token.payload.delta.eq(tag.delta),
             value_sum.i_token.payload.end.eq(token.end),
-            value_sum.i_token.payload.slot.eq(tag.slot),
         ]
 
     def _finish(
@@ -329,19 +335,18 @@ class MhaCore(wiring.Component):
     ) -> None:
         """Output rows; the status of a query behind its last one; the slots that are free."""
         out, status = self.o, self.o_status
-        faults = Signal(data.ArrayLayout(fault_layout(), 2))
-        used, oldest = Signal(2), Signal()
-        any_token = Signal(2)
+        faults = Signal(data.ArrayLayout(fault_layout(), SLOTS))
+        used, oldest, any_token = Signal(SLOTS), Signal(SLOT_BITS), Signal(SLOTS)
         ends = value_sum.o.valid & value_sum.o.payload.last
         m.d.comb += [
             out.valid.eq(value_sum.o.valid & ~(ends & status.valid)),
             out.payload.eq(value_sum.o.payload),
             value_sum.o.ready.eq(out.ready & ~(ends & status.valid)),
-            scan.free.eq(~used.bit_select(scan.slot, 1)),
+            scan.free.eq(~used.bit_select(scan.load_slot, 1)),
         ]
         with m.If(status.ready):
             m.d.sync += status.valid.eq(0)
-        for slot in range(2):
+        for slot in range(SLOTS):
             fault = faults[slot]
             scanned_here = commit.scan_valid & (commit.scan_row.slot == slot)
             with m.If(scanned_here & (commit.scan_token | (commit.scan_row.end & (commit.scan_row.fault == Fault.NONE)))):
@@ -354,14 +359,14 @@ class MhaCore(wiring.Component):
                 with m.If(scanned_here & ~commit.scan_token & commit.scan_row.end & (commit.scan_row.fault != Fault.NONE)):
                     m.d.sync += [fault.fault.eq(commit.scan_row.fault), fault.group.eq(scan.fault_group)]
         with m.If(scan.i_job.valid & scan.i_job.ready):
-            m.d.sync += [used.bit_select(scan.slot, 1).eq(1), faults[scan.slot].fault.eq(Fault.NONE)]
-            m.d.sync += [faults[scan.slot].group.eq(0), any_token.bit_select(scan.slot, 1).eq(0)]
+            m.d.sync += [used.bit_select(scan.load_slot, 1).eq(1), faults[scan.load_slot].fault.eq(Fault.NONE)]
+            m.d.sync += [faults[scan.load_slot].group.eq(0), any_token.bit_select(scan.load_slot, 1).eq(0)]
         with m.If(out.valid & out.ready & ends):
             done = faults[oldest]
             empty = (done.fault == Fault.NONE) & ~any_token.bit_select(oldest, 1)
             m.d.sync += [
                 used.bit_select(oldest, 1).eq(0),
-                oldest.eq(~oldest),
+                oldest.eq(oldest + 1),
                 status.valid.eq(1),
                 status.payload.eq(done),
             ]

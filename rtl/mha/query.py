@@ -12,7 +12,7 @@ from rtl.dsq._rotator import Rotator
 from rtl.dsq._rotator_geometry import RotatorGeometry
 from rtl.dsq._row_scale import RowScale
 from rtl.mha._query_codes import QueryCodes
-from rtl.mha._query_store import query_layout
+from rtl.mha._query_store import SLOT_BITS, query_layout
 
 __all__ = ["QueryPreparer"]
 
@@ -53,7 +53,7 @@ class QueryPreparer(wiring.Component):
         self.config = config
         self.i_shape_shape = unsigned(SHAPE_BITS)
         self.i_query_shape = data.StructLayout(
-            {"load_shape": 1, "slot": 1, "data": data.ArrayLayout(signed(16), config.dsq.lanes)}
+            {"load_shape": 1, "slot": SLOT_BITS, "data": data.ArrayLayout(signed(16), config.dsq.lanes)}
         )
         self.o_shape = query_layout(config)
         super().__init__(
@@ -130,7 +130,7 @@ class QueryPreparer(wiring.Component):
         with m.If(codes.row_end):
             m.d.sync += r_half.eq(~r_half)
 
-        slots = Signal(3)  # of the query in the rotator, of the row whose scale is being found, of the codes
+        slots = [Signal(SLOT_BITS, name=f"slot_{n}") for n in range(3)]  # of the query in the rotator, of the row whose scale is being found, of the codes
         with m.If(rotator.row_end):
             m.d.sync += slots[1].eq(slots[0])
         with m.If(scale.found & ~find_shaped):

@@ -11,7 +11,7 @@ from golden.dsq.record import COARSE_BITS
 from golden.mha.scores import SCORE_BITS
 from rtl.config import AcceleratorConfig
 from rtl.mha._dot_product import DotProduct, tree_registers
-from rtl.mha._query_store import QueryStore, query_layout, row_start, store_depth
+from rtl.mha._query_store import SLOT_BITS, SLOTS, QueryStore, query_layout, row_start, store_depth
 from rtl.mha._row_operands import RowKind, RowOperands, is_delta
 from rtl.mha._score_scale import BASE_BITS, BASE_OFFSET, ScoreScale
 
@@ -28,7 +28,7 @@ SUM_REGISTERS = 2
 class ScoreArray(wiring.Component):
     """Takes the words of K rows, of any kinds in any order, and gives one score a head for each row.
 
-    The queries of two slots are kept; rows name the one they are for, so that one is loaded while the other is used.
+    The queries of four slots are kept; rows name the one they are for, so that one is loaded while the other is used.
     INT8 codes and nibbles take ``bus_bits / 4`` multipliers a head, two of them an INT8 code; the codes of deltas, two
     bits each, are added. Scales and shift come last, once a row.
 
@@ -61,7 +61,7 @@ class ScoreArray(wiring.Component):
             {
                 "word": config.dsq.bus_bits,
                 "kind": RowKind,
-                "slot": 1,
+                "slot": SLOT_BITS,
                 "scale": 8,
                 "first": 1,
                 "last": 1,
@@ -74,7 +74,7 @@ class ScoreArray(wiring.Component):
         super().__init__(
             {
                 "i_query": In(stream.Signature(self.i_query_shape)),
-                "shift": In(data.ArrayLayout(signed(SHIFT_BITS), 2)),
+                "shift": In(data.ArrayLayout(signed(SHIFT_BITS), SLOTS)),
                 "i": In(stream.Signature(self.i_shape)),
                 "o": Out(stream.Signature(self.o_shape)),
             }

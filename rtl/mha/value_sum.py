@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 from golden.mha.softmax import INVERSE_BITS
 from rtl.config import AcceleratorConfig
 from rtl.mha._inverse import LENGTH_BITS, Inverse
+from rtl.mha._query_store import SLOT_BITS
 from rtl.mha._value_finish import ValueFinish
 from rtl.mha._value_format import ValueFormat, value_calibration_layout
 from rtl.mha._value_issue import ValueIssue
@@ -76,7 +77,7 @@ class ValueSum(wiring.Component):
                 "i_token": In(stream.Signature(sizes.token_layout)),
                 "i_word": In(stream.Signature(sizes.word_bits)),
                 "c_en": In(1),
-                "c_slot": In(1),
+                "c_slot": In(SLOT_BITS),
                 "c_channel": In(range(sizes.channels)),
                 "c_data": In(value_calibration_layout),
                 "o": Out(stream.Signature(sizes.beat_layout)),
