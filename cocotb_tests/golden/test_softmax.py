@@ -326,3 +326,26 @@ def test_error_of_probabilities_is_small_within_the_margin():
         assert error < 0.002
     print(f"largest relative error of a probability within 7 nats: {worst:.4f}")
     assert worst < 0.04
+
+
+def ita_masses(length: int) -> int:
+    """255ths that all tokens of a flat row have together in the integer softmax of ITA.
+
+    Every term of the sum is 2**8 shifted right by its distance from the maximum, here 0. The inverse is
+    ``floor((2**8 - 1) * 2**8 / sum)``, and each token's probability, a byte, the inverse shifted right by its distance.
+    """
+    distance = np.zeros(length, np.int64)
+    inverse_sum = (2**8 - 1) * 2**8 // int((2**8 >> distance).sum())
+    return int((inverse_sum >> distance).sum())
+
+
+@pytest.mark.parametrize(
+    ("length", "ita"),
+    [(1, 255), (16, 240), (64, 192), (100, 200), (128, 128), (200, 200), (255, 255), (256, 0), (4096, 0), (32768, 0)],
+)
+def test_flat_rows_keep_their_mass(length, ita):
+    """Where 8-bit probabilities lose some, and beyond 255 tokens all of it."""
+    assert ita_masses(length) == ita
+    mass, _, _ = masses(flat(length))
+    assert mass.sum() == ONE
+    assert mass.max() - mass.min() <= 2
