@@ -24,7 +24,8 @@ class Head:
     """One (layer, kv_head) after ``state.tokens`` tokens; ``q_rows[G, n, head_dim]`` are the newest n tokens' queries.
 
     The rows are INT16 as :func:`golden.mha.core.attend` takes them, with its ``shift``; ``k_rows, v_rows[tokens,
-    head_dim]`` are those of all tokens as the cache got them; ``k, v`` and ``q[G, n, head_dim]`` the model's own, float32.
+    head_dim]`` are those of all tokens as the cache got them; ``k, v`` and ``q[G, n, head_dim]`` the model's own,
+    float32.
     """
 
     layer: int

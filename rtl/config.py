@@ -84,7 +84,8 @@ class MhaConfig:
     def __post_init__(self) -> None:
         tile, most = self.tile_groups, self.max_groups
         _require(1 <= self.q_heads <= 8, "q_heads must be from 1 to 8", self.q_heads)
-        _require(1 <= tile <= 1024 and tile & (tile - 1) == 0, "tile_groups must be a power of two from 1 to 1024", tile)
+        power_of_two = 1 <= tile <= 1024 and tile & (tile - 1) == 0
+        _require(power_of_two, "tile_groups must be a power of two from 1 to 1024", tile)
         _require(1 <= most <= 1 << 20, "max_groups must be from 1 to 1048576", most)
 
 

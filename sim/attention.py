@@ -79,8 +79,8 @@ def simulate(
 def _figures(row: dict[str, Any], config: AcceleratorConfig) -> dict[str, Any]:
     """A row with what follows from its counts.
 
-    utilization: words taken in cycles; when_fed: in cycles in which memory had a word for the core or the core had asked for
-    none, so that waiting for memory does not count against it.
+    utilization: words taken in cycles; when_fed: in cycles in which memory had a word for the core or the core had
+    asked for none, so that waiting for memory does not count against it.
     """
     cycles = row["busy"] + row["stalled"] + row["waiting"] + row["idle"]
     return {
@@ -95,8 +95,8 @@ def _figures(row: dict[str, Any], config: AcceleratorConfig) -> dict[str, Any]:
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Lines: each mode of each run, with the ratios to the dense mode of the same run."""
     lines = [
-        "context  layer.head  mode    cycles   words  of FP16   K array  V array  stalled  waiting    idle  utilization  "
-        "when fed  cycles/dense"
+        "context  layer.head  mode    cycles   words  of FP16   K array  V array  stalled  waiting    idle  "
+        "utilization  when fed  cycles/dense"
     ]
     dense: dict[tuple[int, int, int], float] = {}
     for row in rows:
@@ -105,7 +105,8 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
             dense[key] = row["cycles"]
         ratio = f"{row['cycles'] / dense[key]:.3f}" if key in dense else ""
         head = f"{row['layer']}.{row['kv_head']}"
-        shares = [f"{100 * row[name] / row['cycles']:6.1f}%" for name in ("k_words", "v_words", "stalled", "waiting", "idle")]
+        parts = ("k_words", "v_words", "stalled", "waiting", "idle")
+        shares = [f"{100 * row[name] / row['cycles']:6.1f}%" for name in parts]
         lines.append(
             f"{row['context']:7,}  {head:>10}  {row['mode']:5}  {row['cycles']:8,.0f} {row['words']:7,.0f} "
             f"{100 * row['read_fraction']:7.2f}%  {shares[0]}  {shares[1]}  {shares[2]}  {shares[3]} {shares[4]}  "
@@ -118,15 +119,20 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(
         prog="python -m sim.attention",
-        description="Runs the attention of real heads of the embedded model on the RTL of the attention core (Verilator): "
-        "each query reads its compressed records, and all tokens in INT8 for comparison. Every output is compared with "
-        "the golden model.",
-        epilog="cycles: from the end of one query to that of the next, while others follow. Contexts beyond the model's are "
-        "caches of several texts side by side. Exit code: 0, or 1 when hardware and golden differ, 2 for impossible "
-        "options.",
+        description="Runs the attention of real heads of the embedded model on the RTL of the attention core "
+        "(Verilator): each query reads its compressed records, and all tokens in INT8 for comparison. Every output is "
+        "compared with the golden model.",
+        epilog="cycles: from the end of one query to that of the next, while others follow. Contexts beyond the "
+        "model's are caches of several texts side by side. Exit code: 0, or 1 when hardware and golden differ, 2 for "
+        "impossible options.",
     )
     made.add_argument(
-        "--context", type=int, nargs="+", default=[1024, 4096, 8192], metavar="N", help="tokens (default: 1024 4096 8192)"
+        "--context",
+        type=int,
+        nargs="+",
+        default=[1024, 4096, 8192],
+        metavar="N",
+        help="tokens (default: 1024 4096 8192)",
     )
     made.add_argument(
         "--heads",

@@ -45,8 +45,9 @@ def attention_heads(
     """
     model = _model()
     c = model.config
-    if (config.dsq.head_dim, config.mha.q_heads) != (c.head_dim, c.q_heads // c.kv_heads):
-        raise UserError(f"the core has other heads than {c.name}: head_dim {c.head_dim}, {c.q_heads // c.kv_heads} query heads")
+    q_heads = c.q_heads // c.kv_heads
+    if (config.dsq.head_dim, config.mha.q_heads) != (c.head_dim, q_heads):
+        raise UserError(f"the core has other heads than {c.name}: head_dim {c.head_dim}, {q_heads} query heads")
     calibration = calibration_for(model, settings, progress=False)
     longest = c.context_length
     if context <= longest:

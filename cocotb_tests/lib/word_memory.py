@@ -1,4 +1,4 @@
-"""A memory behind the attention core's request and word streams: a latency, one word a cycle, in order; counts cycles."""
+"""A memory behind the attention core's request and word streams: latency, a word a cycle, in order; counts cycles."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence

@@ -220,20 +220,23 @@ def received_rows(words: Sequence[int], config: AcceleratorConfig) -> NDArray[np
 def dense_queries(
     state: HeadState, q_rows: NDArray[np.int16], config: AcceleratorConfig, *, shift: int
 ) -> Iterator[Query]:
-    """Queries on an uncompressed INT8 cache: no group of ``state`` is closed, all are blocks.
+    """Queries on an uncompressed INT8 cache: no group of ``state`` is closed, all are blocks, nothing is dropped.
 
     Tokens of the first two blocks have a mass each, those of others one a block.
     """
     n = config.dsq.group_tokens
+    state = copy.copy(state)
+    state.settings = replace(state.settings, prune=False)
     for query in queries_of(state, q_rows, config, shift=shift):
         made, tokens = prepare_query(query.rows, state.calibration.k_shape), len(query.token_mass)
         score = scores(made.codes, made.scale, state.k_codes[:tokens], state.k_scale[:tokens], shift=shift)
         weights, maximum = softmax_streaming(score)
         spans = [slice(t, t + 1) for t in range(min(tokens, 2 * n))]
         spans += [slice(t, min(t + n, tokens)) for t in range(2 * n, tokens, n)]
-        sums = np.array([[shifted_sum(w[span], m[span]) for span in spans] for w, m in zip(weights, maximum, strict=True)])
+        rows = list(zip(weights, maximum, strict=True))
+        sums = np.array([[shifted_sum(w[span], m[span]) for span in spans] for w, m in rows])
         against = np.stack([maximum[:, span.stop - 1] for span in spans], axis=1)
-        totals = np.array([shifted_sum(w, m) for w, m in zip(weights, maximum, strict=True)])
+        totals = np.array([shifted_sum(w, m) for w, m in rows])
         masses = normalize(sums, against, maximum[:, -1], totals).sum(axis=0)
         query.token_mass, query.group_mass = masses[: 2 * n], np.array([0, 0, *masses[2 * n :]])
         yield query

@@ -41,12 +41,12 @@ class Bench:
     def __init__(
         self, dut: Any, i_stall: str = "none", o_stall: str = "none", word_stall: str = "none", latency: int = 5
     ) -> None:
-        shapes = {
-            name: member.signature.members["payload"].shape for name, member in MhaCore(CONFIG).signature.members.items()
-        }
+        members = MhaCore(CONFIG).signature.members
+        shapes = {name: member.signature.members["payload"].shape for name, member in members.items()}
         typed = {"i_job": shapes["i_job"], "i_calibration": None, "i_query": None, "i_scan": shapes["i_scan"]}
         self.sources = {
-            name: StreamSource(dut, name, shape=shape, stall=stalls.named(i_stall, name)) for name, shape in typed.items()
+            name: StreamSource(dut, name, shape=shape, stall=stalls.named(i_stall, name))
+            for name, shape in typed.items()
         }
         self.memory = WordMemory(
             dut, shapes["o_request"], self._read, latency=latency, stall=stalls.named(word_stall, "words")
@@ -150,6 +150,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no runs": {"groups": 4, "count": 2, "keep_fraction": 0.0},
     "no bases": {"groups": 4, "count": 2, "estimate_margin": 0.0},
     "little of V": {"groups": 5, "count": 2, "value_margin": 0.1},
+    "one of V": {"groups": 1, "count": 2, "value_margin": 0.0},
     "all of V": {"groups": 5, "count": 2, "value_margin": 64.0, "keep_fraction": 1.0},
     "one salient": {"groups": 4, "count": 2, "salient_tokens": 1, "sink_tokens": 1},
     "most salient": {"groups": 4, "count": 2, "salient_tokens": CONFIG.dsq.max_salient},

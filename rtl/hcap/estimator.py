@@ -41,8 +41,8 @@ class Estimator(wiring.Component):
 
     Members
     -------
-    valid, token, tile, item, index, scores : a score row: of an INT8 token (``token``) or a base; ``index`` counts in the
-        tile for tokens, in the group ``item`` for bases
+    valid, token, tile, item, index, scores : a score row: of an INT8 token (``token``) or a base; ``index`` counts in
+        the tile for tokens, in the group ``item`` for bases
     base : the rest of a base's entry; its ``estimate`` is not used
     end, sound, k_group, v_group : last row of the item; whether it counts; the group scales
     begin, begin_tile : the tile is filled anew: its ``sound_items`` and ``top`` start again

@@ -35,7 +35,7 @@ def kept_layout(config: AcceleratorConfig) -> data.StructLayout:
 
 
 def decision_layout(config: AcceleratorConfig) -> data.StructLayout:
-    """A group whose kept K rows are all there: its place in the ring, their number, the query's largest scores so far."""
+    """A group whose kept K rows are all there: place in the ring, number of rows, the query's largest scores so far."""
     return data.StructLayout(
         {"ring": range(RING_ITEMS), "count": bits_for(config.dsq.group_tokens), "top": sums_layout(config)}
     )

@@ -16,7 +16,7 @@ MAXIMUM_BITS = 19
 
 
 def mass_entry_layout(config: AcceleratorConfig) -> data.StructLayout:
-    """Weights of a token or group with the maxima that they are against, or the end of a query with the final maxima."""
+    """Weights of a token or group with the maxima that they are against, or a query's end with the final maxima."""
     heads = config.mha.q_heads
     return data.StructLayout(
         {

@@ -21,12 +21,13 @@ __all__ = ["WordFeed", "row_tag"]
 def row_tag(config: AcceleratorConfig) -> data.StructLayout:
     """What goes with a row through the scores.
 
-    ``tile, place, index, base, end`` as in a piece, ``index`` being that of the row; of a base of a scan also the tokens
-    of its run, its scales and what is wrong with the group.
+    ``tile, place, index, base, end`` as in a piece, ``index`` being that of the row; of a base of a scan also the
+    tokens of its run, its scales and what is wrong with the group.
     """
     piece = piece_layout(config)
     fields = {name: piece[name].shape for name in ("slot", "tile", "place", "index", "base", "end")}
-    return data.StructLayout({**fields, "tokens": 8, "k_scale": 8, "v_scale": 8, "k_group": 8, "v_group": 8, "fault": Fault})
+    scales = {"k_scale": 8, "v_scale": 8, "k_group": 8, "v_group": 8}
+    return data.StructLayout({**fields, "tokens": 8, **scales, "fault": Fault})
 
 
 class _ByteStore(wiring.Component):
@@ -79,7 +80,15 @@ class WordFeed(wiring.Component):
         self._tag = row_tag(c)
         word = data.StructLayout({"data": c.dsq.bus_bits, "error": 1})
         row = data.StructLayout(
-            {"word": c.dsq.bus_bits, "kind": RowKind, "slot": SLOT_BITS, "scale": 8, "first": 1, "last": 1, "tag": self._tag}
+            {
+                "word": c.dsq.bus_bits,
+                "kind": RowKind,
+                "slot": SLOT_BITS,
+                "scale": 8,
+                "first": 1,
+                "last": 1,
+                "tag": self._tag,
+            }
         )
         super().__init__(
             {
