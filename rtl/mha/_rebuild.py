@@ -23,12 +23,13 @@ __all__ = ["QUEUE_GROUPS", "RebuildEngine"]
 QUEUE_GROUPS = 8
 DISTANCE_BITS = SCORE_BITS + 1
 
+
 class RebuildEngine(wiring.Component):
     """Works on one tile after the other.
 
     A tile of groups is gone through twice: all distances are counted by bin, then group by group the bases are marked
-    and what is marked is asked for, lower nibbles first. A tile of INT8 blocks has all its tokens queued, V is asked for
-    block by block. What a group may need of the queue is reserved before it is asked for, so that words never wait.
+    and what is marked is asked for, lower nibbles first. A tile of INT8 blocks has all its tokens queued, V is asked
+    for block by block. What a group may need of the queue is reserved before it is asked for, so that words never wait.
 
     Members
     -------
@@ -130,10 +131,10 @@ class RebuildEngine(wiring.Component):
         ]
         runs_read = self._run_table(m, fresh & marking, at, entry)
         self._keep_ring(m, ring, tile, marking & fresh)
+        self._row_word = Signal.like(self.o_ask.payload.request.word)
+        released = Signal()
+        self._tokens(m, item[0])
         asks = self._ask(m, lower, runs, runs_read, ring)
-        block, released = item[0], Signal()
-        queued = Signal(range(c.dsq.group_tokens + 1))  # tokens of the block that are read
-        self._tokens(m, block, queued)
 
         with m.FSM():
             with m.State("IDLE"):
@@ -196,26 +197,37 @@ class RebuildEngine(wiring.Component):
                     with m.If(last_item):
                         m.next = "DRAIN"
             with m.State("BLOCK"):
-                m.d.sync += queued.eq(0)
+                m.d.comb += self._block_begin.eq(1)
                 with m.If(room & (self._blocks != 2)):
-                    m.d.comb += self._block_taken.eq(1)
                     m.next = "TOKENS"
             with m.State("TOKENS"):
                 m.d.comb += self._reading.eq(1)
-                m.d.sync += queued.eq(queued + 1)
-                with m.If(queued == self.entry.count - 1):
+                with m.If(self._all_read):
+                    m.next = "NEAR"
+            with m.State("NEAR"):
+                with m.If(self._wanted.any()):
+                    m.d.comb += self._block_taken.eq(1)
                     m.next = "SCALES"
-            with m.State("SCALES"):
-                m.d.comb += self.o_ask.valid.eq(1)
-                with m.If(self.o_ask.ready):
-                    m.next = "ROWS"
-            with m.State("ROWS"):
-                m.d.comb += [self.o_ask.valid.eq(1), self._rows.eq(1)]
-                with m.If(self.o_ask.ready):
+                with m.Else():
                     m.d.sync += item.eq(item + 1)
                     m.next = "BLOCK"
                     with m.If(last_item):
                         m.next = "DRAIN"
+            with m.State("SCALES"):
+                m.d.comb += self.o_ask.valid.eq(1)
+                with m.If(self.o_ask.ready):
+                    m.next = "TOKEN"
+            with m.State("TOKEN"):  # its scores are read
+                m.next = "ROW"
+            with m.State("ROW"):
+                m.d.comb += [self.o_ask.valid.eq(1), self._row.eq(1)]
+                with m.If(self.o_ask.ready):
+                    m.next = "TOKEN"
+                    with m.If(self._last_wanted):
+                        m.d.sync += item.eq(item + 1)
+                        m.next = "BLOCK"
+                        with m.If(last_item):
+                            m.next = "DRAIN"
             with m.State("DRAIN"):
                 # The tile's entries are no longer needed: its next scan may begin.
                 m.d.comb += self.release.eq(~released)
@@ -238,10 +250,11 @@ class RebuildEngine(wiring.Component):
         pending = Signal(range(RING_ITEMS + 1))
         self._taken, self._block_taken = Signal(), Signal()
         self._blocks = Signal(range(3))
+        self._wanted_count = Signal(range(tokens + 1))
         m.d.sync += [
             reserved.eq(
                 reserved
-                + Mux(self._taken, tokens, Mux(self._block_taken, self.entry.count, 0))
+                + Mux(self._taken, tokens, Mux(self._block_taken, self._wanted_count, 0))
                 - Mux(self.done, tokens - self.used, 0)
                 - self.token_done
             ),
@@ -315,11 +328,10 @@ class RebuildEngine(wiring.Component):
         ]
 
     def _ask(self, m: Module, lower: Signal, runs: Signal, run: data.View, ring: Signal) -> Signal:
-        """Requests of the marked rows, lower nibbles first, or those of an INT8 block; returns what enables the former."""
+        """Requests of the marked rows, lower nibbles first, or of an INT8 block; returns what enables the former."""
         c, tile = self.config, self._tile
         request, piece = self.o_ask.payload.request, self.o_ask.payload.piece
         asks, is_run = Signal(), Signal()
-        self._rows = Signal()
         offsets = RecordOffsets(c, self.entry.count[: bits_for(c.dsq.max_salient)])
         flags = Mux(is_run, runs, lower)
         one = flags & (~flags + 1)[: len(flags)]
@@ -370,31 +382,53 @@ class RebuildEngine(wiring.Component):
         with m.Else():
             m.d.comb += [
                 request.dense.eq(1),
-                piece.kind.eq(Mux(self._rows, Piece.V_ROWS, Piece.V_SCALES)),
-                piece.rows.eq(Mux(self._rows, self.entry.count, scale_words)),
-                request.word.eq(Mux(self._rows, pieces[Piece.V_ROWS][0], pieces[Piece.V_SCALES][0])),
-                request.count.eq(Mux(self._rows, times(self.entry.count, c.dsq.row_words(8)), scale_words)),
+                piece.kind.eq(Mux(self._row, Piece.V_ROWS, Piece.V_SCALES)),
+                piece.rows.eq(Mux(self._row, 1, scale_words)),
+                request.word.eq(Mux(self._row, self._row_word, pieces[Piece.V_SCALES][0])),
+                request.count.eq(Mux(self._row, c.dsq.row_words(8), scale_words)),
             ]
         return asks
 
-    def _tokens(self, m: Module, block: Value, queued: Signal) -> None:
-        """INT8 tokens to the queue in the cycle after they were read, and the end of a query."""
-        tile, token = self._tile, self.o_token.payload
-        self._reading, self._ending = Signal(), Signal()
-        read, index, last = Signal(), Signal.like(self.token_index), Signal()
-        bits = ceil_log2(self.config.dsq.group_tokens)
-        m.d.comb += self.token_index.eq(Cat(queued[:bits], block))
-        m.d.sync += [read.eq(self._reading), index.eq(self.token_index), last.eq(queued == self.entry.count - 1)]
+    def _tokens(self, m: Module, block: Value) -> None:
+        """Mark the INT8 tokens of a block whose V is read, then queue them one by one; and the end of a query."""
+        c, tile, token = self.config, self._tile, self.o_token.payload
+        tokens = c.dsq.group_tokens
+        self._reading, self._ending, self._block_begin, self._row = (Signal() for _ in range(4))
+        self._wanted, self._all_read, self._last_wanted = Signal(tokens), Signal(), Signal()
+        count, marked = Signal(range(tokens)), Signal(range(tokens))
+        reads = Signal()
+        one = self._wanted & (~self._wanted + 1)[:tokens]
+        wanted = Signal(range(tokens))  # the first token that is wanted
+        for index in range(tokens):
+            with m.If(one[index]):
+                m.d.comb += wanted.eq(index)
+        tops = self.top[tile.tile]
+        distances = (top - score for top, score in zip(tops, self.token_scores, strict=True))
+        near = ~tile.job.prune | Cat(distance <= tile.job.value_margin for distance in distances).any()
         m.d.comb += [
-            self.top_data.eq(self.top[tile.tile]),
-            self.o_token.valid.eq(read | self._ending),
+            self.token_index.eq(Cat(Mux(self._reading, count, wanted), block)),
+            self._all_read.eq(reads & (marked == self.entry.count - 1)),
+            self._last_wanted.eq(self._wanted == one),
+            self._row_word.eq(block_words(c)[Piece.V_ROWS][0] + times(wanted, c.dsq.row_words(8))),
+        ]
+        m.d.sync += [reads.eq(self._reading & ~self._all_read), marked.eq(count)]
+        with m.If(self._reading):
+            m.d.sync += count.eq(count + 1)
+        with m.If(reads & near):
+            m.d.sync += [self._wanted.bit_select(marked, 1).eq(1), self._wanted_count.eq(self._wanted_count + 1)]
+        with m.If(self._row & self.o_ask.valid & self.o_ask.ready):
+            m.d.sync += self._wanted.eq(self._wanted ^ one)
+        with m.If(self._block_begin):
+            m.d.sync += [count.eq(0), reads.eq(0), self._wanted.eq(0), self._wanted_count.eq(0)]
+        m.d.comb += [
+            self.top_data.eq(tops),
+            self.o_token.valid.eq((self._row & self.o_ask.ready) | self._ending),
             token.kind.eq(Mux(self._ending, TokenKind.END, TokenKind.INT8)),
-            token.index.eq(index),
+            token.index.eq(self.token_index),
             token.group.eq(self.entry.group),
             token.by_token.eq(tile.first),
-            token.end.eq(last),
-            token.block_end.eq(last),
+            token.end.eq(self._last_wanted),
+            token.block_end.eq(self._last_wanted),
             token.slot.eq(tile.slot),
             *(total.eq(score) for total, score in zip(token.scores, self.token_scores, strict=True)),
         ]
-
