@@ -12,6 +12,7 @@ TEST ?=
 SEED ?=
 WAVES ?=
 JOBS ?= 2
+PRESET ?= smollm2 ulx3s
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test nightly sim lint synth clean
@@ -27,6 +28,7 @@ help: ## print this list
 	@echo "  SEED=7                      seed of random vectors (a random one, printed)"
 	@echo "  WAVES=1                     write wave files: FST on Icarus, VCD on Verilator"
 	@echo "  JOBS=2                      tests that run at once"
+	@echo "  PRESET='smollm2 ulx3s'      presets that 'synth' synthesizes (these two, ten minutes each; tiny takes two)"
 	@echo "  PYTHON=python3.12           interpreter that 'setup' makes .venv from (the first suitable one)"
 
 setup: ## install what is needed into .venv (and, as root on Debian, the simulator from the distribution)
@@ -54,7 +56,7 @@ lint: setup ## check style (ruff) and types of golden/ (mypy)
 	@$(PYTHON_ENV) -m mypy
 
 synth: setup ## synthesize the blocks for ECP5 and write LUT, DSP and RAM counts to fpga/results/
-	@$(PYTHON_ENV) -m fpga.synth --all
+	@set -e; for preset in $(PRESET); do $(PYTHON_ENV) -m fpga.synth --all --preset $$preset; done
 
 clean: ## remove build/ (keeps .venv)
 	rm -rf build

@@ -81,10 +81,21 @@ def test_fields_fill_their_payloads(built):
 def test_manifest_tells_the_cycles(built):
     name, directory = built
     dsq = preset(name).dsq
-    for block in manifest(directory)["blocks"].values():
-        counts = block["cycles"]["salient_tokens"]
+    blocks = manifest(directory)["blocks"]
+    for block in ("dsq_quantizer", "dsq_dequantizer"):
+        counts = blocks[block]["cycles"]["salient_tokens"]
         assert list(counts) == [str(n) for n in (*range(1, dsq.max_salient + 1), dsq.group_tokens)]
         assert all(value > 0 for figures in counts.values() for value in figures.values())
+    assert set(blocks["hcap_history"]["cycles"]) == {"list_latency", "close_cycles"}
+    assert set(blocks["mha_core"]["cycles"]) == {
+        "query_cycles",
+        "score_latency",
+        "selection_latency",
+        "softmax_latency",
+        "row_latency",
+        "mass_latency",
+    }
+    assert all(value > 0 for block in ("hcap_history", "mha_core") for value in blocks[block]["cycles"].values())
 
 
 def test_modules_have_plain_names(built):
@@ -170,7 +181,7 @@ def test_list_names_presets_and_blocks(capsys):
         (["--preset", "huge", "-o", "x"], "preset must be one of tiny, smollm2, ulx3s, llama2-7b, dac25, not 'huge'"),
         (
             ["--preset", "tiny", "--block", "x", "-o", "x"],
-            "block must be one of dsq_quantizer, dsq_dequantizer, not 'x'",
+            "block must be one of dsq_quantizer, dsq_dequantizer, hcap_history, mha_core, not 'x'",
         ),
         (["--config", "none.toml", "-o", "x"], "cannot read config 'none.toml': No such file or directory"),
         (["--what"], "unrecognized arguments: --what (see --help)"),
@@ -189,7 +200,7 @@ def test_mistakes_end_with_one_line_and_code_2(tmp_path):
     done = command("--preset", "tiny", "-o", str(file))
     assert (done.returncode, done.stderr) == (2, f"error: cannot write to '{file}': File exists\n")
     done = command("--preset", "tiny", "--block", "x", module="fpga.synth")
-    message = "error: block must be one of dsq_quantizer, dsq_dequantizer, not 'x'\n"
+    message = "error: block must be one of dsq_quantizer, dsq_dequantizer, hcap_history, mha_core, not 'x'\n"
     assert (done.returncode, done.stderr) == (2, message)
 
 
@@ -206,6 +217,15 @@ def test_synthesis_counts_cells(tmp_path, capsys):
     assert all(re.search(rf"^{cell} +{count}\b", table, re.MULTILINE) for cell, count in counted.items())
 
 
+def test_delta_lanes_of_the_core_take_no_multipliers():
+    """All that the reports count belong to other parts, by their number."""
+    for path in synth.RESULTS.glob("mha-*.json"):
+        report = json.loads(path.read_text())
+        parts = report["mha_core_multipliers"]
+        assert sum(parts.values()) == report["blocks"]["mha_core"]["MULT18X18D"]
+        assert parts["delta_lanes"] == 0 and parts["k_nibble_lanes"] > 0 and parts["v_int8_lanes"] > 0
+
+
 def test_yosys_errors_are_passed_on(tmp_path):
     text = emit(block_named("dsq_dequantizer"), preset("tiny"))[0]
     with pytest.raises(synth.YosysError, match="not found"):
@@ -213,10 +233,12 @@ def test_yosys_errors_are_passed_on(tmp_path):
 
 
 def test_reports_belong_to_the_presets_of_today():
-    reports = sorted(synth.RESULTS.glob("dsq-*.json"))
-    assert "dsq-smollm2.json" in [path.name for path in reports]
+    reports = sorted(synth.RESULTS.glob("*.json"))
+    kept = {f"{family}-{name}.json" for family in ("dsq", "mha") for name in ("smollm2", "ulx3s")}
+    assert kept <= {path.name for path in reports}
     for path in reports:
         report = json.loads(path.read_text())
-        assert path.name == f"dsq-{report['preset']}.json"
+        family = path.name.split("-")[0]
+        assert path.name == f"{family}-{report['preset']}.json"
         assert report["config"] == preset(report["preset"]).to_dict()
-        assert list(report["blocks"]) == NAMES
+        assert list(report["blocks"]) == [name for name in NAMES if name.startswith("dsq_") == (family == "dsq")]

@@ -69,6 +69,22 @@ def synthesize(verilog: str, module: str) -> tuple[dict[str, int], str]:
     return cells, version[1] if version else "unknown"
 
 
+def _multipliers(config: AcceleratorConfig, count: int) -> dict[str, int]:
+    """Which parts of the attention core take its multipliers; what none of them explains would be the delta lanes'."""
+    heads, bus = config.mha.q_heads, config.dsq.bus_bits
+    parts = {
+        "query": 2,
+        "k_nibble_lanes": heads * bus // 4,
+        "score_scales": 2 * heads,
+        "tile_limit": 1,
+        "scaled_weights": heads,
+        "v_int8_lanes": 2 * heads * bus // 8,
+        "output_quotient": 8,
+        "mass": 2 * heads,
+    }
+    return {**parts, "delta_lanes": count - sum(parts.values())}
+
+
 def _table(results: dict[str, dict[str, int]]) -> str:
     rows = [["cells", *results, "of an LFE5U-85F"]]
     for cell in (*CELLS, "tables"):
@@ -88,7 +104,7 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         prog="python -m fpga.synth",
         description="Synthesize the blocks for Lattice ECP5 with yosys and report the cells that they take.",
-        epilog="Takes a minute or two for each block of the larger presets.",
+        epilog="Takes a minute or two for each block of the larger presets, several for mha_core.",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--preset", metavar="NAME", default="smollm2", help=f"one of {', '.join(PRESETS)} (smollm2)")
@@ -99,7 +115,8 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--json",
         metavar="FILE",
-        help="file for the figures; by default fpga/results/dsq-PRESET.json for all blocks of a preset, else none",
+        help="file for the figures; by default, for all blocks of a preset, fpga/results/dsq-PRESET.json and "
+        "mha-PRESET.json (mha_core, hcap_history), else none",
     )
     return parser
 
@@ -109,11 +126,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     config = preset(options.preset) if options.config is None else load_config(options.config)
     blocks = [block_named(options.block)] if options.block else list(BLOCKS)
-    target = None
+    targets: dict[Path, list[str]] = {}
     if options.json is not None:
-        target = Path(options.json)
+        targets[Path(options.json)] = [block.name for block in blocks]
     elif options.config is None and not options.block:
-        target = RESULTS / f"dsq-{options.preset}.json"
+        for family in ("dsq", "mha"):
+            names = [block.name for block in blocks if block.name.startswith("dsq_") == (family == "dsq")]
+            targets[RESULTS / f"{family}-{options.preset}.json"] = names
 
     texts = [emit(block, config)[0] for block in blocks]
     try:
@@ -124,8 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UserError(f"yosys failed: {error}") from None
     results = {name: cells for name, (cells, _) in areas.items()}
     print(_table(results))
-    if target is not None:
-        report = _report(options.preset if options.config is None else None, config, areas)
+    name = options.preset if options.config is None else None
+    for target, names in targets.items():
+        report = _report(name, config, {block: areas[block] for block in names})
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -138,13 +158,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _report(
     name: str | None, config: AcceleratorConfig, areas: dict[str, tuple[dict[str, int], str]]
 ) -> dict[str, Any]:
-    return {
+    report = {
         "preset": name,
         "config": config.to_dict(),
         "target": "ecp5",
         "tools": {"yosys": sorted({version for _, version in areas.values()})[0]},
         "blocks": {block: cells for block, (cells, _) in areas.items()},
     }
+    if "mha_core" in areas:
+        report["mha_core_multipliers"] = _multipliers(config, areas["mha_core"][0]["MULT18X18D"])
+    return report
 
 
 if __name__ == "__main__":

@@ -20,6 +20,14 @@ from rtl.config import PRESETS, AcceleratorConfig, load_config, preset
 from rtl.dsq.dequantizer import Dequantizer
 from rtl.dsq.quantizer import Quantizer
 from rtl.emit import verilog
+from rtl.hcap.history import History
+from rtl.hcap.selector import RunSelector
+from rtl.mha.core import MhaCore
+from rtl.mha.mass import MassNormalizer
+from rtl.mha.query import QueryPreparer
+from rtl.mha.scores import ScoreArray
+from rtl.mha.softmax import StreamingSoftmax
+from rtl.mha.value_sum import ValueSum
 
 __all__ = ["BLOCKS", "Block", "CommandParser", "block_named", "emit", "fix_hashes"]
 
@@ -74,6 +82,23 @@ def _dequantizer_timing(config: AcceleratorConfig) -> dict[str, Any]:
     }
 
 
+def _history_timing(config: AcceleratorConfig) -> dict[str, Any]:
+    most = config.mha.max_groups
+    return {"list_latency": History.latency(config, most), "close_cycles": History.close_cycles(config, most)}
+
+
+def _core_timing(config: AcceleratorConfig) -> dict[str, Any]:
+    """Of its parts: their latencies, and the most between two queries' codes."""
+    return {
+        "query_cycles": QueryPreparer.query_cycles(config),
+        "score_latency": ScoreArray.latency(config),
+        "selection_latency": RunSelector.latency(config),
+        "softmax_latency": StreamingSoftmax.latency(config),
+        "row_latency": ValueSum.row_latency(config),
+        "mass_latency": MassNormalizer.latency,
+    }
+
+
 BLOCKS = (
     Block(
         name="dsq_quantizer",
@@ -86,6 +111,18 @@ BLOCKS = (
         summary="packed records to INT16 K/V elements",
         create=lambda config: Dequantizer(config.dsq),
         timing=_dequantizer_timing,
+    ),
+    Block(
+        name="hcap_history",
+        summary="attention mass of groups to the groups that are worth a scan",
+        create=History,
+        timing=_history_timing,
+    ),
+    Block(
+        name="mha_core",
+        summary="queries to attention outputs and masses, on compressed records and INT8 tokens",
+        create=MhaCore,
+        timing=_core_timing,
     ),
 )
 
