@@ -260,6 +260,7 @@ def test_kinds_that_do_not_add_up_are_noticed(monkeypatch):
         k_delta=np.ones((1, 1, 56), bool),
         v_salient=np.ones((1, 1, 8), bool),
         v_delta=np.ones((1, 1, 56), bool),
+        v_int8=np.ones((1, 1), bool),
     )
     with counted_parts(), pytest.raises(RuntimeError, match="do not add up to 8 bits"):
         golden.kvo_method.add_fetch(Account(), fetch, RecordLayout(salient_tokens=8))

@@ -86,14 +86,13 @@ class KvoLayer:
         for h, state in enumerate(self.heads):
             i = self.layer, h
             state.append(*fixed_rows(c, self.layer, h, k[h], v[h]))
-            dense = len(state.k_codes)
             waiting = min(self.settings.group_tokens, state.tokens - n - state.compressed_tokens)
             q_fraction = int(c.q_fraction[i])
             shift = score_shift(q_fraction, int(c.k_fraction[i]), dim)
             rows, fetch = attend(state, to_fixed(q_heads[h], q_fraction), shift=shift)
             out[h] = rows * np.float32(2.0 ** -int(c.v_fraction[i]))
             add_fetch(account, fetch, self.layout)
-            add_int8_tokens(account, waiting, dense - n - waiting, n, dim)
+            add_int8_tokens(account, fetch, waiting, dim)
             if state.tokens % self.settings.group_tokens == 0:
                 state.close_group()
         return out.reshape(q.shape)

@@ -70,12 +70,15 @@ def add_fetch(account: Account, fetch: Fetch, layout: RecordLayout) -> None:
         account.fetch_bursts(bits, 0, {burst: _touched(layout, parts, burst) for burst in account.bursts})
 
 
-def add_int8_tokens(account: Account, waiting: int, open_before: int, queries: int, head_dim: int) -> None:
-    """Add the INT8 tokens that ``queries`` causal queries read: a waiting group, the open group up to each query.
+def add_int8_tokens(account: Account, fetch: Fetch, waiting: int, head_dim: int) -> None:
+    """Add the INT8 tokens that the causal queries of ``fetch`` read: ``waiting`` ones of a full group, then open ones.
 
-    A token has ``head_dim`` K codes, as many V codes and two scales; K and V of a group are one piece each.
+    A token has ``head_dim`` K codes, as many V codes and two scales. K of a group is one piece, its scales included; so
+    are the scales of V, and every V row that is read.
     """
-    token_bits = 8 * head_dim + 8
-    account.fetch(bits=waiting * token_bits, pieces=2 * queries, metadata=waiting * 8)
-    sizes = open_before + 1 + np.arange(queries)
-    account.fetch(bits=sizes * token_bits, pieces=2, metadata=sizes * 8)
+    queries, tokens = fetch.v_int8.shape
+    row_bits = 8 * head_dim
+    for sizes in (np.full(queries, waiting), tokens - waiting - queries + 1 + np.arange(queries)):
+        account.fetch(bits=sizes * (row_bits + 8), metadata=sizes * 8)
+        account.fetch(bits=sizes * 8, metadata=sizes * 8)
+    account.fetch(bits=row_bits, pieces=int(fetch.v_int8.sum()))

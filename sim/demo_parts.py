@@ -50,9 +50,9 @@ def counted_parts() -> Iterator[dict[str, int]]:
         for name, bits in found.items():
             parts[name] += bits
 
-    def int8_tokens(account: Account, waiting: int, open_before: int, queries: int, head_dim: int) -> None:
+    def int8_tokens(account: Account, fetch: Fetch, waiting: int, head_dim: int) -> None:
         before = account.read_bits
-        add_int8_tokens(account, waiting, open_before, queries, head_dim)
+        add_int8_tokens(account, fetch, waiting, head_dim)
         parts["int8"] += account.read_bits - before
 
     golden.kvo_method.add_fetch, golden.kvo_method.add_int8_tokens = records, int8_tokens

@@ -5,7 +5,7 @@ import numpy as np
 from cocotb_tests.golden.draws import generator, state
 from golden.settings import KvoSettings
 
-__all__ = ["HEADS", "NARROW", "SETTINGS", "prepared", "queries"]
+__all__ = ["CLOSE", "HEADS", "NARROW", "SETTINGS", "prepared", "queries"]
 
 SETTINGS = KvoSettings(
     group_tokens=16,
@@ -19,6 +19,8 @@ SETTINGS = KvoSettings(
 )
 #: many kept runs of bases whose lower nibbles are not read, with V all the same
 NARROW = {"estimate_margin": 0.5, "value_margin": 6.0}
+#: INT8 tokens with V that no query of a block reads
+CLOSE = {"value_margin": 0.25}
 HEADS = 3
 
 

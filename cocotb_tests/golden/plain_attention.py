@@ -1,5 +1,6 @@
 """Attention on the compressed cache in loops over Python integers, token by token in the hardware's order."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
@@ -54,6 +55,7 @@ class Token:
     is_delta: bool
     scale: int
     codes: list[int]  # of a delta 0..3
+    place: int | None = None  # of an INT8 token
     group: int | None = None
 
 
@@ -111,27 +113,39 @@ def _kept(distance: dict, run_length: np.ndarray, s: KvoSettings, tokens: int) -
 
 
 def plain_selection(
-    made: HeadState, query: Query, i: int, newest: int, shift: int, scanned: list[int]
+    made: HeadState,
+    query: Query,
+    i: int,
+    newest: int,
+    shift: int,
+    scanned: list[int],
+    faulty: Collection[int] = (),
 ) -> tuple[dict[str, set], list[Token]]:
-    """What query ``i``, which sees ``newest`` INT8 tokens, fetches of groups: sets of (group, base) or (group, row).
+    """What query ``i``, which sees ``newest`` INT8 tokens, fetches: sets of (group, base), (group, row), (token,).
 
-    Also the tokens whose V is read, in order: INT8 tokens, then group by group bases and delta tokens.
+    Also the tokens whose V is read, in order: INT8 tokens, then group by group bases and delta tokens. ``faulty`` ones
+    among the ``scanned`` groups take up room in a tile and nothing else.
     """
     s, groups, planes = made.settings, made.groups, _Planes(made, query, i, shift)
-    fetched: dict[str, set] = {"lower": set(), "k_delta": set(), "v_salient": set(), "v_delta": set()}
-    tokens = [
-        Token(score=planes.int8(t), is_delta=False, scale=int(made.v_scale[t]), codes=made.v_codes[t].tolist())
-        for t in range(newest)
-    ]
-    peak = top = highest(*(token.score for token in tokens))
+    fetched: dict[str, set] = {"lower": set(), "k_delta": set(), "v_salient": set(), "v_delta": set(), "v_int8": set()}
+    tokens: list[Token] = []
+    int8 = [planes.int8(t) for t in range(newest)]
+    peak = top = highest(*int8)
 
     def near(score: Scores) -> bool:
         """Whether V is read."""
         below = min(t - x for t, x in zip(top, score, strict=True))
         return not s.prune or below <= KvoSettings.fixed_point(s.value_margin)
 
+    for t, score in enumerate(int8):
+        if near(score):
+            fetched["v_int8"].add((t,))
+            scale, codes = int(made.v_scale[t]), made.v_codes[t].tolist()
+            tokens.append(Token(score=score, is_delta=False, scale=scale, codes=codes, place=t))
     for start in range(0, len(scanned), s.tile_groups):
-        tile = scanned[start : start + s.tile_groups]
+        tile = [g for g in scanned[start : start + s.tile_groups] if g not in faulty]
+        if not tile:
+            continue
         estimate = {(g, b): planes.upper(g, b) for g in tile for b in range(s.salient_tokens)}
         peak = highest(peak, *estimate.values())
         distance = {at: min(p - e for p, e in zip(peak, score, strict=True)) for at, score in estimate.items()}
@@ -235,7 +249,9 @@ class Attention:
     rises: int  # of a maximum while a group was being added
 
 
-def plain_attention(made: HeadState, q: np.ndarray, shift: int, scanned: list[int]) -> Attention:
+def plain_attention(
+    made: HeadState, q: np.ndarray, shift: int, scanned: list[int], faulty: Collection[int] = ()
+) -> Attention:
     """All of it, query by query and head by head."""
     query, (heads, count, dim) = prepare_query(q, made.calibration.k_shape), q.shape
     whole = Attention(
@@ -243,13 +259,13 @@ def plain_attention(made: HeadState, q: np.ndarray, shift: int, scanned: list[in
     )
     for i in range(count):
         newest = len(made.k_codes) - count + i + 1
-        sets, tokens = plain_selection(made, query, i, newest, shift, scanned)
+        sets, tokens = plain_selection(made, query, i, newest, shift, scanned, faulty)
         whole.fetched.append(sets)
         whole.out.append([])
         for head in range(heads):
             row = _Row(dim)
-            for at, token in enumerate(tokens):
-                row.add(token.score[head], token, at if token.group is None else ("group", token.group))
+            for token in tokens:
+                row.add(token.score[head], token, token.place if token.group is None else ("group", token.group))
             for entry, amount in row.mass().items():
                 of_group = isinstance(entry, tuple)
                 (whole.group_mass if of_group else whole.token_mass)[entry[1] if of_group else entry] += amount

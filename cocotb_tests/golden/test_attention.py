@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cocotb_tests.golden.attention_cases import HEADS, SETTINGS, prepared, queries
+from cocotb_tests.golden.attention_cases import CLOSE, HEADS, SETTINGS, prepared, queries
 from cocotb_tests.golden.draws import calibration, clustered, generator, real
-from cocotb_tests.golden.plain_attention import plain_attention
+from cocotb_tests.golden.plain_attention import Attention, plain_attention
 from golden.dsq.compressor import compress
 from golden.dsq.dequantizer import expand
 from golden.dsq.rotation import rotation_block, rotation_shift
@@ -181,6 +181,7 @@ def test_a_block_of_queries_equals_one_query_at_a_time():
         np.testing.assert_array_equal(out[:, 0], together[:, i])
         np.testing.assert_array_equal(one.k_delta[0], fetch.k_delta[i])
         np.testing.assert_array_equal(one.v_delta[0], fetch.v_delta[i])
+        np.testing.assert_array_equal(one.v_int8[0], fetch.v_int8[i, :keep])
 
 
 def test_pruning_that_drops_nothing_changes_nothing():
@@ -195,7 +196,8 @@ def test_pruning_that_drops_nothing_changes_nothing():
     expected, everything = attend(whole, q, shift=15)
     for name in Fetch.__dataclass_fields__:
         np.testing.assert_array_equal(getattr(fetch, name), getattr(everything, name), err_msg=name)
-        assert getattr(fetch, name).all()
+        assert name == "v_int8" or getattr(fetch, name).all()
+    np.testing.assert_array_equal(fetch.v_int8, np.tri(6, 22, 16, dtype=bool))  # up to each query's own token
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(made.mass, whole.mass)
     np.testing.assert_array_equal(made.recent, whole.recent)
@@ -213,6 +215,16 @@ def test_planes_of_deltas_add_up_to_the_level():
     np.testing.assert_array_equal(delta_planes(levels[6:10], 2), [[-3, -1, 1, 3], [0, 0, 0, 0]])
 
 
+def check_plain(plain: Attention, out: np.ndarray, fetch: Fetch, made: HeadState, before: HeadState) -> None:
+    """Output, fetch and masses are those of the plain loops."""
+    np.testing.assert_array_equal(out.transpose(1, 0, 2), plain.out)
+    for i, fetched in enumerate(plain.fetched):
+        for name, members in fetched.items():
+            assert {tuple(at) for at in np.argwhere(getattr(fetch, name)[i]).tolist()} == members, name
+    assert (made.mass - before.mass).tolist() == plain.token_mass
+    assert (made.recent - before.recent)[: len(plain.group_mass)].tolist() == plain.group_mass
+
+
 @pytest.mark.parametrize("delta_bits", [2, 4])
 @pytest.mark.parametrize("prune", [True, False])
 def test_matches_plain_loops_token_by_token(delta_bits, prune):
@@ -227,20 +239,31 @@ def test_matches_plain_loops_token_by_token(delta_bits, prune):
         before = copy.deepcopy(made)
         out, fetch = attend(made, q, shift=shift)
         plain = plain_attention(before, q, shift, np.flatnonzero(fetch.scanned).tolist())
-        np.testing.assert_array_equal(out.transpose(1, 0, 2), plain.out)
-        for i, fetched in enumerate(plain.fetched):
-            for name, members in fetched.items():
-                assert {tuple(at) for at in np.argwhere(getattr(fetch, name)[i]).tolist()} == members, name
-        assert (made.mass - before.mass).tolist() == plain.token_mass
-        assert (made.recent - before.recent)[: len(plain.group_mass)].tolist() == plain.group_mass
+        check_plain(plain, out, fetch, made, before)
         rises += plain.rises
     print(f"{delta_bits} bits: a maximum rose {rises} times within a group")
     assert rises > 5
 
 
+@pytest.mark.parametrize("prune", [True, False])
+@pytest.mark.parametrize("places", [[0], [2], [1, 4], [2, 3], [0, 1, 2, 3, 4, 5]])
+def test_faulty_groups_keep_their_place_in_a_tile_and_give_nothing(prune, places):
+    """The first group, one within a tile, a whole tile of two, all of them; beside them one that is not scanned."""
+    settings = replace(SETTINGS, prune=prune, tile_groups=2)
+    made, q = prepared("faulty", settings, groups=8, count=2, head_dim=16)
+    before, sound = copy.deepcopy(made), copy.deepcopy(made)
+    _, whole = attend(sound, q, shift=12)
+    listed = np.flatnonzero(whole.scanned)
+    faulty = {int(g) for g in listed[places]} | {int(g) for g in np.flatnonzero(~whole.scanned)[:1]}
+    out, fetch = attend(made, q, shift=12, faulty=faulty)
+    assert np.flatnonzero(fetch.scanned).tolist() == [g for g in listed if g not in faulty]
+    check_plain(plain_attention(before, q, 12, listed.tolist(), faulty), out, fetch, made, before)
+    assert (made.recent != sound.recent).any()
+
+
 def test_mass_of_groups_is_what_the_history_gets():
-    """Groups of which no V is read get none; INT8 tokens count for the waiting and the open group."""
-    made, q = prepared("group mass", SETTINGS)
+    """Groups and INT8 tokens of which no V is read get none; other tokens count for the waiting or the open group."""
+    made, q = prepared("group mass", replace(SETTINGS, **CLOSE))
     made.history[3] = 0
     before = copy.deepcopy(made)
     _, fetch = attend(made, q, shift=15)
@@ -249,3 +272,5 @@ def test_mass_of_groups_is_what_the_history_gets():
     assert gained[:-2].any() and not gained[:-2][~read].any()
     assert not fetch.scanned[3] and not read[~fetch.scanned].any()
     assert gained[-2:].tolist() == [tokens[:16].sum(), tokens[16:].sum()]
+    unread = ~fetch.v_int8.any(axis=0)
+    assert unread.any() and not tokens[unread].any() and tokens[~unread].any()

@@ -6,12 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cocotb_tests.golden.attention_cases import NARROW, SETTINGS, prepared
+from cocotb_tests.golden.attention_cases import CLOSE, NARROW, SETTINGS, prepared
 from cocotb_tests.golden.draws import generator
 from cocotb_tests.golden.plain_attention import plain_selection
 from golden.hcap.estimator import upper_nibble
 from golden.mha.core import Fetch, attend
 from golden.mha.query import prepare_query
+from golden.mha.scores import scores
+from golden.settings import KvoSettings
 from golden.state import HeadState
 
 
@@ -32,6 +34,9 @@ def check_fetch(made: HeadState, fetch: Fetch) -> None:
         for base in np.unique(owner):
             run = fetch.k_delta[:, group, owner == base]
             assert (run.any(axis=1) == run.all(axis=1)).all()  # runs whole or not at all
+    n, tokens = fetch.v_int8.shape
+    assert tokens == len(made.k_codes) and not fetch.v_int8[~np.tri(n, tokens, tokens - n, dtype=bool)].any()
+    assert fetch.v_int8.any(axis=1).all()  # the largest score is no distance from itself
 
 
 @pytest.mark.parametrize("tile_groups", [2, 8, 64])
@@ -51,8 +56,8 @@ def test_fetches_whole_runs_of_scanned_groups_within_the_limit(delta_bits, tile_
 @pytest.mark.parametrize("delta_bits", [2, 4])
 @pytest.mark.parametrize(
     "changes",
-    [{}, NARROW, {"run_margin": 3.0, "keep_fraction": 1.0}, {"tile_groups": 2}, {"tile_groups": 4, **NARROW}],
-    ids=["", "narrow", "near", "tiles", "narrow tiles"],
+    [{}, NARROW, CLOSE, {"run_margin": 3.0, "keep_fraction": 1.0}, {"tile_groups": 2}, {"tile_groups": 4, **NARROW}],
+    ids=["", "narrow", "close", "near", "tiles", "narrow tiles"],
 )
 def test_selection_matches_plain_loops(delta_bits, changes):
     made, q = prepared("plain", replace(SETTINGS, delta_bits=delta_bits, **changes), count=4)
@@ -113,6 +118,25 @@ def test_value_margin_counts_from_the_groups_so_far():
         np.testing.assert_array_equal(now[:place], was[:place])
         assert was[:place].any() and was[place + 1 :].any() and not now[place + 1 :].any(), name
     assert after.v_salient[-1, place].tolist() == [True, False, False, False]
+    np.testing.assert_array_equal(after.v_int8, before.v_int8)  # INT8 tokens come before all groups
+
+
+def test_value_margin_of_int8_tokens_counts_from_the_largest_of_their_scores():
+    """Any head will do, a token at the margin is read, one a unit of 2**-8 beyond is not; K of both counts."""
+    made, q = prepared("margin", SETTINGS, count=1)
+    query = prepare_query(q, made.calibration.k_shape)
+    score = scores(query.codes, query.scale, made.k_codes, made.k_scale, shift=15)[:, 0].astype(int)
+    below = (score.max(axis=1, keepdims=True) - score).min(axis=0)
+    for token, distance in enumerate(below.tolist()):
+        for margin, read in ((distance, True), (distance - 1, False)):
+            if margin < 0:
+                continue
+            other = copy.deepcopy(made)
+            other.settings = replace(made.settings, value_margin=margin / 256 / np.log2(np.e))
+            assert KvoSettings.fixed_point(other.settings.value_margin) == margin
+            _, fetch = attend(other, q, shift=15)
+            assert fetch.v_int8[0, token] == read
+            np.testing.assert_array_equal(fetch.v_int8[0], below <= margin)
 
 
 def test_drops_the_groups_with_the_least_history():
@@ -160,11 +184,14 @@ def perturb(made: HeadState, fetch: Fetch, query: int | slice, draw: np.random.G
         v_salient=other_rows(groups.v_salient, ~v_salient, draw.integers(-127, 128, groups.v_salient.shape)),
         v_level=other_rows(groups.v_level, ~v_delta, 2 * draw.integers(-2, 2, shape) + 1),
     )
+    v_unread = ~fetch.v_int8[rows].any(axis=0)
+    made.v_codes = other_rows(made.v_codes, v_unread, draw.integers(-127, 128, made.v_codes.shape))
+    made.v_scale = np.where(v_unread, draw.integers(60, 120, len(v_unread)), made.v_scale).astype(np.uint8)
     return made
 
 
 @pytest.mark.parametrize("delta_bits", [2, 4])
-@pytest.mark.parametrize("changes", [{}, NARROW, {"tile_groups": 4}], ids=["", "narrow", "tiles"])
+@pytest.mark.parametrize("changes", [{}, NARROW, CLOSE, {"tile_groups": 4}], ids=["", "narrow", "close", "tiles"])
 def test_what_is_not_fetched_does_not_count(delta_bits, changes):
     """Other content in everything that no query fetched: the same output, mass and fetch, bit for bit."""
     made, q = prepared("perturb", replace(SETTINGS, delta_bits=delta_bits, **changes), groups=20)
@@ -175,6 +202,9 @@ def test_what_is_not_fetched_does_not_count(delta_bits, changes):
         other = perturb(before, fetch, slice(None), other_draw)
         for name in ("k_base", "k_base_scale", "k_level", "k_group_scale", "v_salient", "v_level"):
             assert (getattr(other.groups, name) != getattr(made.groups, name)).any(), name
+        unread = ~fetch.v_int8.any(axis=0)
+        assert (other.v_codes != made.v_codes).any(axis=1).tolist() == unread.tolist()
+        assert unread.any() or changes != CLOSE
         same, other_fetch = attend(other, q, shift=15)
         np.testing.assert_array_equal(same, out)
         np.testing.assert_array_equal(other.mass, made.mass)
@@ -184,7 +214,7 @@ def test_what_is_not_fetched_does_not_count(delta_bits, changes):
 
 
 @pytest.mark.parametrize("delta_bits", [2, 4])
-@pytest.mark.parametrize("changes", [{}, NARROW, {"tile_groups": 4}], ids=["", "narrow", "tiles"])
+@pytest.mark.parametrize("changes", [{}, NARROW, CLOSE, {"tile_groups": 4}], ids=["", "narrow", "close", "tiles"])
 def test_what_one_query_does_not_fetch_does_not_count_for_it(delta_bits, changes):
     made, q = prepared("perturb one", replace(SETTINGS, delta_bits=delta_bits, **changes), groups=20)
     other_draw = generator("other content for one", delta_bits)
@@ -193,22 +223,33 @@ def test_what_one_query_does_not_fetch_does_not_count_for_it(delta_bits, changes
     for i in range(q.shape[1]):
         same, other_fetch = attend(perturb(before, fetch, i, other_draw), q, shift=15)
         np.testing.assert_array_equal(same[:, i], out[:, i])
-        for name in ("lower", "k_delta", "v_salient", "v_delta"):
+        for name in ("lower", "k_delta", "v_salient", "v_delta", "v_int8"):
             np.testing.assert_array_equal(getattr(other_fetch, name)[i], getattr(fetch, name)[i], err_msg=name)
 
 
-@pytest.mark.parametrize("field", ["k_base", "k_level", "v_salient", "v_level"])
-def test_what_is_fetched_counts(field):
+@pytest.mark.parametrize(
+    ("mask", "field"),
+    [
+        ("lower", "k_base"),
+        ("k_delta", "k_level"),
+        ("v_salient", "v_salient"),
+        ("v_delta", "v_level"),
+        ("v_int8", "v_codes"),
+    ],
+)
+def test_what_is_fetched_counts(mask, field):
     """Other content in what a query fetched of one kind changes what comes out."""
     made, q = prepared("counts", replace(SETTINGS, value_margin=6.0), groups=20, count=16)
     before = copy.deepcopy(made)
     out, fetch = attend(made, q, shift=15)
-    mask = {"k_base": "lower", "k_level": "k_delta", "v_salient": "v_salient", "v_level": "v_delta"}[field]
     where = getattr(fetch, mask).any(axis=0)
     assert where.any()
-    rows = getattr(before.groups, field)
+    rows = before.v_codes if field == "v_codes" else getattr(before.groups, field)
     other = np.where(where[..., None], -rows, rows).astype(np.int8)
-    before.groups = replace(before.groups, **{field: other})
+    if field == "v_codes":
+        before.v_codes = other
+    else:
+        before.groups = replace(before.groups, **{field: other})
     changed, _ = attend(before, q, shift=15)
     assert (changed != out).any()
 

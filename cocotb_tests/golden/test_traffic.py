@@ -20,22 +20,23 @@ LAYOUT = RecordLayout(head_dim=16, group_tokens=16, salient_tokens=3, delta_bits
 SCAN_BITS = 8 * 40
 
 
-def fetched(scanned, lower=(), k_delta=(), v_salient=(), v_delta=(), queries: int = 1) -> Fetch:
-    """A fetch of the listed ``(query, group, row)``."""
+def fetched(scanned=(), lower=(), k_delta=(), v_salient=(), v_delta=(), v_int8=(), queries=1, tokens=0) -> Fetch:
+    """A fetch of the listed ``(query, group, row)``, and of ``(query, token)`` of so many INT8 tokens."""
     groups = len(scanned)
 
-    def mask(rows, count):
-        made = np.zeros((queries, groups, count), bool)
+    def mask(rows, *shape):
+        made = np.zeros((queries, *shape), bool)
         for at in rows:
             made[at] = True
         return made
 
     return Fetch(
         scanned=np.array(scanned, bool),
-        lower=mask(lower, 3),
-        k_delta=mask(k_delta, 13),
-        v_salient=mask(v_salient, 3),
-        v_delta=mask(v_delta, 13),
+        lower=mask(lower, groups, 3),
+        k_delta=mask(k_delta, groups, 13),
+        v_salient=mask(v_salient, groups, 3),
+        v_delta=mask(v_delta, groups, 13),
+        v_int8=mask(v_int8, tokens),
     )
 
 
@@ -110,7 +111,8 @@ def test_two_bit_deltas_have_no_fine_rows():
 def test_all_salient_records_have_no_delta_rows():
     layout = RecordLayout(head_dim=16, group_tokens=16, salient_tokens=16, delta_bits=4, bus_bits=128)
     nothing, rows = np.zeros((1, 1, 0), bool), np.ones((1, 1, 16), bool)
-    fetch = Fetch(scanned=np.array([True]), lower=rows, k_delta=nothing, v_salient=rows, v_delta=nothing)
+    none = np.zeros((1, 0), bool)
+    fetch = Fetch(scanned=np.array([True]), lower=rows, k_delta=nothing, v_salient=rows, v_delta=nothing, v_int8=none)
     account = account_of(fetch, layout)
     assert account.read_bits == 8 * (64 + 128) + 16 * 16 * 4 + 16 * 16 * 8  # scan: 52 bytes header, from 64 on 16 rows
 
@@ -120,9 +122,9 @@ def test_no_groups_cost_nothing():
 
 
 def test_a_fetch_of_nothing_costs_nothing():
-    nothing = Fetch.nothing(4, 2, 3, 13)
-    parts = (nothing.scanned, nothing.lower, nothing.k_delta, nothing.v_salient, nothing.v_delta)
-    assert [part.shape for part in parts] == [(2,), (4, 2, 3), (4, 2, 13), (4, 2, 3), (4, 2, 13)]
+    nothing = Fetch.nothing(4, 2, 3, 13, 20)
+    parts = (nothing.scanned, nothing.lower, nothing.k_delta, nothing.v_salient, nothing.v_delta, nothing.v_int8)
+    assert [part.shape for part in parts] == [(2,), (4, 2, 3), (4, 2, 13), (4, 2, 3), (4, 2, 13), (4, 20)]
     assert account_of(nothing).read_bits == 0
     for changed in parts:
         changed[...] = True
@@ -131,25 +133,31 @@ def test_a_fetch_of_nothing_costs_nothing():
 
 
 def test_int8_tokens_by_hand():
-    """Waiting group of 16 tokens, 5 open before, 2 queries: K and V of 16 + 6 and 16 + 7 tokens of 17 bytes."""
+    """Waiting group of 16 tokens, 5 open before, 2 queries: K of 16 + 6 and 16 + 7 tokens, three V rows of 16 bytes."""
     account = Account(bursts=(32, 64))
-    add_int8_tokens(account, 16, 5, 2, 16)
-    assert account.read_bits == 2 * 8 * 17 * ((16 + 6) + (16 + 7))
+    add_int8_tokens(account, fetched(v_int8=[(0, 0), (0, 21), (1, 3)], queries=2, tokens=23), 16, 16)
+    assert account.read_bits == 8 * ((17 + 1) * ((16 + 6) + (16 + 7)) + 3 * 16)
     assert account.metadata_bits_read == 2 * 8 * ((16 + 6) + (16 + 7))
-    # Pieces: 272 bytes twice a query, 102 and 119 bytes, each for K and V.
-    assert account.burst_bytes == {32: 2 * (2 * 288 + 128 + 128), 64: 2 * (2 * 320 + 128 + 128)}
+    # K with scales: 272 bytes a query, 102, 119; scales of V: 16 bytes a query, 6, 7; V rows.
+    assert account.burst_bytes == {32: 2 * 288 + 128 + 128 + (4 + 3) * 32, 64: 2 * 320 + 128 + 128 + (4 + 3) * 64}
 
 
 def test_no_waiting_group_costs_nothing():
     account = Account(bursts=(32, 64))
-    add_int8_tokens(account, 0, 0, 1, 16)
-    assert account.read_bits == 2 * 8 * 17 and account.burst_bytes == {32: 64, 64: 128}
+    add_int8_tokens(account, fetched(v_int8=[(0, 0)], tokens=1), 0, 16)
+    assert account.read_bits == 2 * 8 * 17 and account.burst_bytes == {32: 3 * 32, 64: 3 * 64}
 
 
-def layer(prune: bool, tokens: int) -> tuple[KvoLayer, np.random.Generator]:
+def test_int8_tokens_whose_v_is_not_read_cost_k_and_scales():
+    account = Account(bursts=(32, 64))
+    add_int8_tokens(account, fetched(queries=3, tokens=16 + 3), 16, 16)
+    assert account.read_bits == 8 * 18 * (17 + 18 + 19)
+
+
+def layer(prune: bool, tokens: int, **changes) -> tuple[KvoLayer, np.random.Generator]:
     """One layer of two KV heads of 16 channels with a random prompt."""
     draw = generator("layer", prune)
-    settings = KvoSettings(salient_tokens=8, delta_bits=4, prune=prune)
+    settings = KvoSettings(salient_tokens=8, delta_bits=4, prune=prune, **changes)
     numbers = {"q_fraction": 10, "k_fraction": 12, "v_fraction": 12, "k_norm": 4800, "v_norm": 4800}
     rows = {"k_shape": 256, "v_shape": 256, "v_mean": 0}
     constants = ModelCalibration(
@@ -177,6 +185,15 @@ def test_layer_accounts_for_all_heads_and_queries(prune):
     whole = 2 * (3 * 3 * compressed + sum(int8))
     assert account.read_bits == whole if not prune else account.read_bits < whole
     assert account.burst_bytes[64] >= account.burst_bytes[32] >= account.read_bits / 8
+
+
+def test_layer_reads_k_of_all_int8_tokens_and_v_of_the_nearest():
+    """Two heads with a margin of 0 leave one or two V rows a query and KV head. 64 tokens wait, none is compressed."""
+    made, draw = layer(True, 64, value_margin=0.0)
+    account = Account(bursts=(32, 64))
+    made.attend(*(draw.normal(size=(heads, 3, 16)).astype(np.float32) for heads in (4, 2, 2)), account)
+    rows, rest = divmod(account.read_bits - 2 * 8 * 18 * (65 + 66 + 67), 8 * 16)
+    assert rest == 0 and 2 * 3 <= rows <= 2 * 2 * 3
 
 
 def test_layer_stores_records_and_int8_tokens():

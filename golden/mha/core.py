@@ -34,10 +34,11 @@ class Fetch:
     k_delta: NDArray[np.bool_]  # [n, g, R]
     v_salient: NDArray[np.bool_]  # [n, g, S]
     v_delta: NDArray[np.bool_]  # [n, g, R]
+    v_int8: NDArray[np.bool_]  # [n, tokens] of the INT8 tokens, all of whose K is read
 
     @staticmethod
-    def nothing(queries: int, groups: int = 0, bases: int = 0, others: int = 0) -> "Fetch":
-        """Nothing of that many groups."""
+    def nothing(queries: int, groups: int = 0, bases: int = 0, others: int = 0, tokens: int = 0) -> "Fetch":
+        """Nothing of that many groups and INT8 tokens."""
         of_bases = np.zeros((queries, groups, bases), bool)
         of_others = np.zeros((queries, groups, others), bool)
         return Fetch(
@@ -46,6 +47,7 @@ class Fetch:
             k_delta=of_others,
             v_salient=of_bases.copy(),
             v_delta=of_others.copy(),
+            v_int8=np.zeros((queries, tokens), bool),
         )
 
 
@@ -67,8 +69,8 @@ def attend(
 
     ``q_rows[G, n, head_dim]`` are INT16 with ``log2(e) / sqrt(head_dim)`` folded in; ``shift`` is what takes the
     product of q and K units to 8 fraction bits: ``q_fraction + k_fraction - 8``, less one when ``rotate`` halves the
-    dot product. ``faulty`` groups, whose record contradicts itself, have their place in a tile but count as not scanned.
-    Returns ``out[G, n, head_dim]`` in V units and what was fetched; the attention mass goes to the state.
+    dot product. ``faulty`` groups, whose record contradicts itself, have their place in a tile but count as not
+    scanned. Returns ``out[G, n, head_dim]`` in V units and what was fetched; the attention mass goes to the state.
     """
     heads, n, dim = q_rows.shape
     query = prepare_query(q_rows, state.calibration.k_shape)
@@ -77,15 +79,21 @@ def attend(
     dense[:, np.arange(tokens)[None, :] > np.arange(tokens - n, tokens)[:, None]] = MASKED
 
     # Columns in the hardware's order: INT8 tokens, then group by group its bases and its other tokens.
-    groups, fetch, scanned, score = state.groups, Fetch.nothing(n), np.zeros(0, np.int64), dense
+    near = dense[0] != MASKED
+    if state.settings.prune:
+        margin = KvoSettings.fixed_point(state.settings.value_margin)
+        near &= (dense.max(axis=2, keepdims=True) - dense <= margin).any(axis=0)
+    groups, fetch, scanned = state.groups, Fetch.nothing(n, tokens=tokens), np.zeros(0, np.int64)
+    score = np.where(near, dense, MASKED)
     is_delta, scale, codes = np.zeros(tokens, bool), state.v_scale, state.v_codes
     if groups is not None:
         fetch, of_groups = _rebuild(state, query, dense, shift, faulty)
         scanned = np.flatnonzero(fetch.scanned)
-        score = np.concatenate([dense, of_groups.reshape(heads, n, -1)], axis=2)
+        score = np.concatenate([score, of_groups.reshape(heads, n, -1)], axis=2)
         of_delta, of_scale, of_codes = (field[scanned] for field in _value_columns(groups))
         is_delta, scale = np.concatenate([is_delta, of_delta.ravel()]), np.concatenate([scale, of_scale.ravel()])
         codes = np.concatenate([codes, of_codes.reshape(-1, dim)])
+    fetch.v_int8[:] = near
     weights, maximum = softmax_streaming(score.reshape(heads * n, -1))
     sums = accumulate(weights, maximum, is_delta, scale, codes)
     out = finish_output(sums, state.calibration.v_shape, state.calibration.v_mean).reshape(heads, n, dim)
@@ -110,7 +118,7 @@ def _rebuild(
     assert groups is not None
     g, s = groups.run_length.shape
     n, r = dense.shape[1], groups.base_of.shape[1]
-    fetch = Fetch.nothing(n, g, s, r)
+    fetch = Fetch.nothing(n, g, s, r, dense.shape[2])
     drop_count = keep_limit(settings.history_drop, g) if settings.prune else 0
     fetch.scanned[:] = select_groups(state.history[:g], drop_count=drop_count)
     listed = np.flatnonzero(fetch.scanned)
