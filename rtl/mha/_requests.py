@@ -119,7 +119,7 @@ def request_layout(config: AcceleratorConfig) -> data.StructLayout:
 def piece_layout(config: AcceleratorConfig) -> data.StructLayout:
     """What the words of a request are.
 
-    kind: of piece; slot: of the query; rows: rows of the piece (of SCAN those behind the header, of scales their words);
+    kind: of piece; slot: of the query; rows: its rows (of SCAN those behind the header, of scales their words);
     words: header words of SCAN; place: item of the tile (K_ROWS, SCAN) or of the ring (LOWER, COARSE); tile: its tile;
     index: number of the first row in its section, or of the first token in the tile; base: the base of a run; scale: of
     the rows; end: the item ends with this piece.

@@ -212,7 +212,7 @@ class ScanEngine(wiring.Component):
         return good, empty, counted
 
     def _tiles(self, m: Module, tile: Value, taken: Value) -> tuple[Signal, Value]:
-        """Give closed tiles on when all their rows have come; returns the strobe that closes one, and whether one waits."""
+        """Give closed tiles on when all their rows have come; returns what closes one, and whether one waits."""
         out, close, give = self.o_tile, Signal(), Signal()
         closed, complete = Signal(2), Signal(2)
         self._closing = [Signal(out.payload.shape(), name=f"closing_{n}") for n in range(2)]

@@ -36,18 +36,18 @@ VALUE_DEPTH = 64
 class MhaCore(wiring.Component):
     """Attention of the query heads that share a KV head, for one token a query, reading only what is needed.
 
-    A query gives its settings (``i_job``), its rows (``i_query``) and the groups to scan (``i_scan``): INT8 blocks first,
-    then records. The core asks for pieces of them and takes their words in the order in which it asked. While one query
-    is rebuilt, the scan of the next one goes on; requests of the former come first.
+    A query gives its settings (``i_job``), its rows (``i_query``) and the groups to scan (``i_scan``): INT8 blocks
+    first, then records. The core asks for pieces of them and takes their words in the order in which it asked. While
+    one query is rebuilt, the scan of the next one goes on; requests of the former come first.
 
     Throughput: a word a cycle, as long as requests may be made that far ahead.
     Stalls: any stream may stall at any time. Words are taken whenever the value sum keeps up: room for what they bring
     is reserved before they are asked for, so a memory that answers in order cannot be blocked by the core alone.
     Combinational paths: none between the streams.
 
-    Faults: a record whose header contradicts itself or the scan counts as not scanned. The first fault of a query stands in
-    ``o_status`` with the number of its group; memory errors are only reported. A query without any token gives zeros and
-    ``EMPTY``.
+    Faults: a record whose header contradicts itself or the scan counts as not scanned. The first fault of a query
+    stands in ``o_status`` with the number of its group; memory errors are only reported. A query without any token
+    gives zeros and ``EMPTY``.
 
     Parameters
     ----------
@@ -58,12 +58,12 @@ class MhaCore(wiring.Component):
     i_job : stream of struct{shift, keep, run_margin, estimate_margin, value_margin, prune, load_calibration}
         One a query. Margins have 8 fraction bits, ``keep`` is in 256ths.
     i_calibration : stream of struct{k_shape, v_shape, v_mean}
-        ``head_dim`` transfers for each query with ``load_calibration``, channel 0 first. A query without has that of the
-        query before.
+        ``head_dim`` transfers for each query with ``load_calibration``, channel 0 first. A query without has that of
+        the query before.
     i_query : stream of INT16 ``data`` of ``lanes`` channels: ``q_heads`` rows a query
     i_scan : stream of struct{dense, group, count, last}: what a query scans
-        ``count`` is the number of tokens of an INT8 block (``dense``), else of salient tokens. Tokens of the blocks before
-        the first record, two at most, have a mass each; other groups one together.
+        ``count`` is the number of tokens of an INT8 block (``dense``), else of salient tokens. Tokens of the blocks
+        before the first record, two at most, have a mass each; other groups one together.
     o_request : stream of struct{dense, group, word, count}
     i : stream of struct{data, error}: the words that were asked for
     o : stream of struct{head, data, last}: output rows, ``lanes`` channels a transfer
@@ -349,14 +349,16 @@ class MhaCore(wiring.Component):
         for slot in range(SLOTS):
             fault = faults[slot]
             scanned_here = commit.scan_valid & (commit.scan_row.slot == slot)
-            with m.If(scanned_here & (commit.scan_token | (commit.scan_row.end & (commit.scan_row.fault == Fault.NONE)))):
+            group_end = commit.scan_row.end & ~commit.scan_token
+            sound = commit.scan_row.fault == Fault.NONE
+            with m.If(scanned_here & (commit.scan_token | (group_end & sound))):
                 m.d.sync += any_token[slot].eq(1)
             with m.If(fault.fault == Fault.NONE):
                 with m.If(feed.failed & (feed.failed_slot == slot)):
                     m.d.sync += [fault.fault.eq(Fault.MEMORY), fault.group.eq(0)]
                 with m.If(scan.fault_stb & (scan.slot == slot)):
                     m.d.sync += fault.eq(scan.o_fault)
-                with m.If(scanned_here & ~commit.scan_token & commit.scan_row.end & (commit.scan_row.fault != Fault.NONE)):
+                with m.If(scanned_here & group_end & ~sound):
                     m.d.sync += [fault.fault.eq(commit.scan_row.fault), fault.group.eq(scan.fault_group)]
         with m.If(scan.i_job.valid & scan.i_job.ready):
             m.d.sync += [used.bit_select(scan.load_slot, 1).eq(1), faults[scan.load_slot].fault.eq(Fault.NONE)]

@@ -130,7 +130,8 @@ class QueryPreparer(wiring.Component):
         with m.If(codes.row_end):
             m.d.sync += r_half.eq(~r_half)
 
-        slots = [Signal(SLOT_BITS, name=f"slot_{n}") for n in range(3)]  # of the query in the rotator, of the row whose scale is being found, of the codes
+        # Of the query in the rotator, of the row whose scale is being found, of the codes.
+        slots = [Signal(SLOT_BITS, name=f"slot_{n}") for n in range(3)]
         with m.If(rotator.row_end):
             m.d.sync += slots[1].eq(slots[0])
         with m.If(scale.found & ~find_shaped):
