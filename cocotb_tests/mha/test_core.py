@@ -83,7 +83,7 @@ def test_matches_golden_in_further_geometries(simulator, q_heads, group_tokens):
 @pytest.mark.nightly
 @launch.simulators("verilator")
 def test_keeps_many_groups(simulator):
-    """A million groups would need 17 GB to write the Verilog of their memory; numbers of 20 bits have their own test."""
+    """A million groups take 17 GB to write the Verilog of their memory; numbers of 20 bits have a test of their own."""
     config = replace(preset("tiny"), mha=MhaConfig(q_heads=1, tile_groups=4, max_groups=1 << 14))
     run(simulator, config, "group_numbers.*|matches_golden_under.*")
 
