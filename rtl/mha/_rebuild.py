@@ -8,10 +8,9 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for, ceil_log2
 
-from golden.mha.scores import SCORE_BITS
 from rtl.config import AcceleratorConfig
 from rtl.hcap.estimator import base_layout, item_layout, scores_layout
-from rtl.hcap.selector import RunSelector, is_kept
+from rtl.hcap.selector import DISTANCE_BITS, RunSelector, is_kept
 from rtl.mha._commit import context_layout
 from rtl.mha._decide import TokenKind, ring_layout, token_layout
 from rtl.mha._requests import RING_ITEMS, Piece, RecordOffsets, ask_layout, base_bits, block_words, times
@@ -21,15 +20,15 @@ __all__ = ["QUEUE_GROUPS", "RebuildEngine"]
 
 #: groups whose tokens the queue of the value sum holds
 QUEUE_GROUPS = 8
-DISTANCE_BITS = SCORE_BITS + 1
 
 
 class RebuildEngine(wiring.Component):
     """Works on one tile after the other.
 
     A tile of groups is gone through twice: all distances are counted by bin, then group by group the bases are marked
-    and what is marked is asked for, lower nibbles first. A tile of INT8 blocks has all its tokens queued, V is asked
-    for block by block. What a group may need of the queue is reserved before it is asked for, so that words never wait.
+    and what is marked is asked for, lower nibbles first. In a tile of INT8 blocks, block by block, the tokens near the
+    largest score are marked, queued, and their V is asked for. What a group may need of the queue is reserved before it
+    is asked for, so that words never wait.
 
     Members
     -------
