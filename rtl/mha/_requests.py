@@ -110,10 +110,15 @@ def _word_bits(config: AcceleratorConfig) -> int:
     return bits_for(max(words, sum(count for _, count in block_words(config).values())))
 
 
-def request_layout(config: AcceleratorConfig) -> data.StructLayout:
-    """``count`` words from ``word`` on of the record of ``group``, or of its block of INT8 tokens if ``dense``."""
+def _words_members(config: AcceleratorConfig) -> dict[str, int]:
     bits = _word_bits(config)
-    return data.StructLayout({"dense": 1, "group": GROUP_BITS, "word": bits, "count": bits})
+    return {"dense": 1, "group": GROUP_BITS, "word": bits, "count": bits}
+
+
+def request_layout(config: AcceleratorConfig) -> data.StructLayout:
+    """``count`` words from ``word`` on of the record of ``group``, or of its block of INT8 tokens if ``dense``, in the
+    cache that the query in ``slot`` reads."""
+    return data.StructLayout({"slot": SLOT_BITS, **_words_members(config)})
 
 
 def piece_layout(config: AcceleratorConfig) -> data.StructLayout:
@@ -144,5 +149,5 @@ def piece_layout(config: AcceleratorConfig) -> data.StructLayout:
 
 
 def ask_layout(config: AcceleratorConfig) -> data.StructLayout:
-    """A request and what its words are."""
-    return data.StructLayout({"request": request_layout(config), "piece": piece_layout(config)})
+    """A request, but for the slot, and what its words are."""
+    return data.StructLayout({"request": data.StructLayout(_words_members(config)), "piece": piece_layout(config)})

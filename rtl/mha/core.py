@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Module, Mux, Signal, Value, signed
+from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -64,7 +64,8 @@ class MhaCore(wiring.Component):
     i_scan : stream of struct{dense, group, count, last}: what a query scans
         ``count`` is the number of tokens of an INT8 block (``dense``), else of salient tokens. Tokens of the blocks
         before the first record, two at most, have a mass each; other groups one together.
-    o_request : stream of struct{dense, group, word, count}
+    o_request : stream of struct{slot, dense, group, word, count}
+        The n-th query since reset, from 0 on, is in slot n modulo ``SLOTS``.
     i : stream of struct{data, error}: the words that were asked for
     o : stream of struct{head, data, last}: output rows, ``lanes`` channels a transfer
     o_mass : stream of struct{group, index, mass, last}: attention mass in units of 2**-16, summed over the heads
@@ -163,7 +164,8 @@ class MhaCore(wiring.Component):
             m.d.comb += source.ready.eq(free & ~taken)
             with m.If(source.valid & source.ready):
                 m.d.comb += [pieces.w_en.eq(1), pieces.w_data.eq(source.payload.piece)]
-                m.d.sync += [self.o_request.valid.eq(1), self.o_request.payload.eq(source.payload.request)]
+                m.d.sync += self.o_request.valid.eq(1)
+                m.d.sync += self.o_request.payload.eq(Cat(source.payload.piece.slot, source.payload.request))
             taken = taken | source.valid
         m.d.comb += [
             words.w_en.eq(self.i.valid),
