@@ -12,6 +12,7 @@ from golden.mha.scores import SCORE_BITS
 from rtl.config import AcceleratorConfig
 from rtl.mha._query_store import SLOT_BITS, SLOTS
 from rtl.mha._requests import GROUP_BITS, Fault, Piece, RecordOffsets, ask_layout, block_words, times
+from rtl.mha._scan_judge import ScanJudge
 
 __all__ = ["MARGIN_BITS", "ScanEngine", "entry_layout", "fault_layout", "job_layout", "scan_layout", "tile_layout"]
 
@@ -126,17 +127,19 @@ class ScanEngine(wiring.Component):
         tile, dense, first, last = Signal(), Signal(), Signal(), Signal()
         items = Signal.like(self.o_tile.payload.items)
         ready_jobs = self._load(m)
-        good, empty, counted = self._judge(m, dense, first, items)
+        judge = ScanJudge(m, c, scan)
+        judge.take(m, self.i_scan.valid & self.i_scan.ready)
+        good = judge.good
         taken = self._entries(m, tile, items)
         with m.If(taken):
             m.d.sync += [items.eq(items + 1), dense.eq(scan.dense)]
         close, incomplete = self._tiles(m, tile, taken)
         second = self._ask(m, tile, items)
-        m.d.comb += self.begin_tile.eq(tile)
+        m.d.comb += [self.begin_tile.eq(tile), self.o_fault.fault.eq(judge.fault), self.o_fault.group.eq(scan.group)]
         full = items == Mux(dense, 2, c.mha.tile_groups)
         with m.FSM():
             with m.State("IDLE"):
-                m.d.sync += [first.eq(1), self._groups.eq(0)]
+                m.d.sync += first.eq(1)
                 # The peak of the query before is in use until all its rows have come.
                 with m.If(ready_jobs & ~incomplete):
                     m.d.comb += self.clear.eq(1)
@@ -155,9 +158,8 @@ class ScanEngine(wiring.Component):
                         m.d.comb += self.o_ask.valid.eq(1)
                         with m.If(self.o_ask.ready & (second | ~scan.dense)):
                             m.d.comb += [taken.eq(1), self.i_scan.ready.eq(1)]
-                            m.d.sync += self._groups.eq(self._groups + counted)
                     with m.Else():
-                        m.d.comb += [self.i_scan.ready.eq(1), self.fault_stb.eq(~empty)]
+                        m.d.comb += [self.i_scan.ready.eq(1), self.fault_stb.eq(~judge.empty)]
                 with m.If(self.i_scan.valid & self.i_scan.ready):
                     m.d.sync += last.eq(scan.last)
                     with m.If(scan.last):
@@ -190,26 +192,6 @@ class ScanEngine(wiring.Component):
             m.d.sync += [self.load.eq(1), self.jobs[self.load_slot].eq(self.i_job.payload)]
         m.d.sync += count.eq(count + (self.loaded & self.load) - self.clear)
         return count != 0
-
-    def _judge(self, m: Module, dense: Value, first: Value, items: Value) -> tuple[Signal, Signal, Value]:
-        """Whether the item at hand is good, or an empty block; whether it counts as a group."""
-        c, scan = self.config, self.i_scan.payload
-        self._groups = Signal(range(c.mha.max_groups + 1))
-        good, empty, fault = Signal(), Signal(), Signal(Fault)
-        counted = ~(scan.dense & first & ((items == 0) | dense))  # the first tile's INT8 blocks give a mass per token
-        limit = Mux(scan.dense, c.dsq.group_tokens, c.dsq.max_salient)
-        in_range = (scan.count != 0) & (scan.count <= limit)
-        m.d.comb += empty.eq(scan.dense & (scan.count == 0))
-        with m.If(empty):
-            pass
-        with m.Elif(~in_range):
-            m.d.comb += fault.eq(Fault.SALIENT_COUNT)
-        with m.Elif(counted & (self._groups == c.mha.max_groups)):
-            m.d.comb += fault.eq(Fault.TOO_MANY_GROUPS)
-        with m.Else():
-            m.d.comb += good.eq(1)
-        m.d.comb += [self.o_fault.fault.eq(fault), self.o_fault.group.eq(scan.group)]
-        return good, empty, counted
 
     def _tiles(self, m: Module, tile: Value, taken: Value) -> tuple[Signal, Value]:
         """Give closed tiles on when all their rows have come; returns what closes one, and whether one waits."""
