@@ -7,7 +7,7 @@ import pytest
 
 from golden.errors import UserError
 from golden.settings import default_settings
-from rtl.config import PRESETS, AcceleratorConfig, DsqConfig, MhaConfig, load_config, preset
+from rtl.config import PRESETS, AcceleratorConfig, CacheConfig, DsqConfig, MhaConfig, load_config, preset
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,33 @@ def test_rejects_impossible_attention(values, message):
         MhaConfig(**values)
 
 
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"addr_bits": 15}, "addr_bits must be from 16 to 64, not 15"),
+        ({"max_sequences": 0}, "max_sequences must be from 1 to 256, not 0"),
+        ({"streams": (1 << 16) + 1}, "streams must be from 1 to 65536, not 65537"),
+        ({"record_pages": 48}, "record_pages must be a power of two from 2 to 65536, not 48"),
+        ({"block_pages": 1}, "block_pages must be a power of two from 2 to 65536, not 1"),
+        ({"max_burst": 257}, "max_burst must be from 1 to 256, not 257"),
+        ({"outstanding": 0}, "outstanding must be from 1 to 256, not 0"),
+        ({"gemm_ports": 17}, "gemm_ports must be from 0 to 16, not 17"),
+        ({"l1_words": 8}, "l1_words must be a power of two from 16 to 65536, not 8"),
+        ({"l2_words": 100}, "l2_words must be a power of two from 16 to 65536, not 100"),
+    ],
+    ids=str,
+)
+def test_rejects_impossible_caches(values, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        CacheConfig(**values)
+
+
+def test_rejects_pages_beyond_the_address_space():
+    message = "cache.addr_bits must be enough for 113725440 bytes of pages, not 26"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        AcceleratorConfig(dsq=DsqConfig(delta_bits=4), cache=CacheConfig(addr_bits=26))
+
+
 def test_rejects_a_bus_wider_than_a_delta_row():
     message = "dsq.bus_bits must be at most 2*head_dim=128, not 256"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -71,6 +98,8 @@ def test_accepts_ends_of_the_ranges():
     DsqConfig(head_dim=128, group_tokens=128, max_salient=127, lanes=64, bus_bits=512, delta_bits=4)
     MhaConfig(q_heads=1, tile_groups=1, max_groups=1)
     MhaConfig(q_heads=8, tile_groups=1024, max_groups=1 << 20)
+    CacheConfig(addr_bits=16, max_sequences=1, streams=1, record_pages=2, block_pages=2, max_burst=1, outstanding=1)
+    CacheConfig(addr_bits=64, max_sequences=256, streams=1 << 16, max_burst=256, outstanding=256, gemm_ports=16)
 
 
 def test_configs_are_frozen_and_keyword_only():
@@ -133,7 +162,7 @@ def test_presets_read_back_from_toml(tmp_path, name):
     "text, message",
     [
         ("[dsq]\nwidth = 3\n", "unknown key 'dsq.width', the keys of dsq are head_dim, group_tokens, max_salient, "),
-        ("[gemm]\n", "unknown key 'gemm', the keys are preset, dsq, mha"),
+        ("[gemm]\n", "unknown key 'gemm', the keys are preset, dsq, mha, cache"),
         ("[mha]\nq_heads = 9\n", "mha: q_heads must be from 1 to 8, not 9"),
         ("[dsq]\nbus_bits = 512\n", "dsq.bus_bits must be at most 2*head_dim=128, not 512"),
         ("dsq = 3\n", "dsq must be a table, not 3"),

@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from golden.cache.cache import MemoryMap
 from golden.errors import UserError
 
-__all__ = ["PRESETS", "AcceleratorConfig", "DsqConfig", "MhaConfig", "load_config", "preset"]
+__all__ = ["PRESETS", "AcceleratorConfig", "CacheConfig", "DsqConfig", "MhaConfig", "load_config", "preset"]
 
 
 def _require(condition: bool, requirement: str, value: object) -> None:
@@ -90,15 +91,84 @@ class MhaConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The cache in memory and its AXI4 master, whose data are as wide as ``dsq.bus_bits``.
+
+    Parameters
+    ----------
+    addr_bits: of a byte address, 16 to 64.
+    max_sequences: sequences that exist at once, 1 to 256.
+    streams: (layer, kv_head) pairs of the model, 1 to 65536.
+    record_pages, block_pages: groups of all sequences, compressed and in INT8, that memory has room for: powers of two
+        from 2 to 65536; a page has one group of every stream.
+    max_burst: beats of an AXI burst at most, 1 to 256.
+    outstanding: read bursts under way at once, 1 to 256.
+    gemm_ports: requesters beside attention, 0 to 16.
+    l1_words, l2_words: room for words that attention has asked for, and for scans that it will ask for; powers of two
+        from 16 to 65536.
+    """
+
+    addr_bits: int = 32
+    max_sequences: int = 4
+    streams: int = 90
+    record_pages: int = 256
+    block_pages: int = 16
+    max_burst: int = 16
+    outstanding: int = 16
+    gemm_ports: int = 4
+    l1_words: int = 512
+    l2_words: int = 512
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("addr_bits", 16, 64),
+            ("max_sequences", 1, 256),
+            ("streams", 1, 1 << 16),
+            ("max_burst", 1, 256),
+            ("outstanding", 1, 256),
+            ("gemm_ports", 0, 16),
+        ):
+            value = getattr(self, name)
+            _require(least <= value <= most, f"{name} must be from {least} to {most}", value)
+        for name, least in (("record_pages", 2), ("block_pages", 2), ("l1_words", 16), ("l2_words", 16)):
+            value = getattr(self, name)
+            fits = least <= value <= 1 << 16 and value & (value - 1) == 0
+            _require(fits, f"{name} must be a power of two from {least} to 65536", value)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AcceleratorConfig:
     """Everything that is fixed when the hardware is generated; one member for each kind of block."""
 
     dsq: DsqConfig = field(default_factory=DsqConfig)
     mha: MhaConfig = field(default_factory=MhaConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
 
     def __post_init__(self) -> None:
         most = 2 * self.dsq.head_dim
         _require(self.dsq.bus_bits <= most, f"dsq.bus_bits must be at most 2*head_dim={most}", self.dsq.bus_bits)
+        layout = self.memory_map
+        size = (layout.pool_words(False) + layout.pool_words(True)) * self.dsq.bus_bits // 8
+        _require(
+            size <= 1 << self.cache.addr_bits,
+            f"cache.addr_bits must be enough for {size} bytes of pages",
+            self.cache.addr_bits,
+        )
+
+    @property
+    def memory_map(self) -> MemoryMap:
+        """Where pages lie in memory."""
+        d, c = self.dsq, self.cache
+        return MemoryMap(
+            head_dim=d.head_dim,
+            group_tokens=d.group_tokens,
+            max_salient=d.max_salient,
+            delta_bits=d.delta_bits,
+            bus_bits=d.bus_bits,
+            streams=c.streams,
+            record_pages=c.record_pages,
+            block_pages=c.block_pages,
+        )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The config as nested dictionaries, as `load_config` would read them from TOML."""
@@ -112,6 +182,9 @@ PRESETS: dict[str, tuple[str, AcceleratorConfig]] = {
         AcceleratorConfig(
             dsq=DsqConfig(head_dim=16, group_tokens=16, max_salient=4, lanes=4, bus_bits=32),
             mha=MhaConfig(q_heads=2, tile_groups=4, max_groups=64),
+            cache=CacheConfig(
+                addr_bits=20, streams=3, record_pages=64, block_pages=16, gemm_ports=2, l1_words=32, l2_words=32
+            ),
         ),
     ),
     "smollm2": (
@@ -120,18 +193,25 @@ PRESETS: dict[str, tuple[str, AcceleratorConfig]] = {
     ),
     "ulx3s": (
         "SmolLM2-135M on an ECP5-85F with a 16-bit SDRAM: 32-bit bus, few lanes",
-        AcceleratorConfig(dsq=DsqConfig(delta_bits=4, lanes=4, bus_bits=32)),
+        AcceleratorConfig(
+            dsq=DsqConfig(delta_bits=4, lanes=4, bus_bits=32),
+            cache=CacheConfig(addr_bits=25, max_sequences=2, record_pages=64, block_pages=4),
+        ),
     ),
     "llama2-7b": (
         "Llama-2-7B: head_dim 128, 256-bit bus",
         AcceleratorConfig(
-            dsq=DsqConfig(head_dim=128, delta_bits=4, lanes=32, bus_bits=256), mha=MhaConfig(q_heads=1)
+            dsq=DsqConfig(head_dim=128, delta_bits=4, lanes=32, bus_bits=256),
+            mha=MhaConfig(q_heads=1),
+            cache=CacheConfig(addr_bits=40, max_sequences=20, streams=1024, record_pages=16384, block_pages=64),
         ),
     ),
     "dac25": (
         "the accelerator of the DAC 2025 paper: head_dim 128, 2-bit K deltas, 13 of 64 tokens salient",
         AcceleratorConfig(
-            dsq=DsqConfig(head_dim=128, max_salient=13, lanes=32, bus_bits=256), mha=MhaConfig(q_heads=1)
+            dsq=DsqConfig(head_dim=128, max_salient=13, lanes=32, bus_bits=256),
+            mha=MhaConfig(q_heads=1),
+            cache=CacheConfig(addr_bits=40, max_sequences=20, streams=1024, record_pages=16384, block_pages=64),
         ),
     ),
 }

@@ -65,13 +65,12 @@ def base_bits(config: AcceleratorConfig) -> int:
 
 def block_words(config: AcceleratorConfig) -> dict[Piece, tuple[int, int]]:
     """First word and number of words of the pieces of a block of ``group_tokens`` INT8 tokens."""
-    tokens, bus = config.dsq.group_tokens, config.dsq.bus_bits
-    scales, rows = -(-8 * tokens // bus), tokens * config.dsq.row_words(8)
+    block = config.memory_map.block
     return {
-        Piece.K_SCALES: (0, scales),
-        Piece.K_ROWS: (scales, rows),
-        Piece.V_SCALES: (scales + rows, scales),
-        Piece.V_ROWS: (2 * scales + rows, rows),
+        Piece.K_SCALES: block.k_scales,
+        Piece.K_ROWS: block.k_rows,
+        Piece.V_SCALES: block.v_scales,
+        Piece.V_ROWS: block.v_rows,
     }
 
 

@@ -1,0 +1,1 @@
+"""The KV cache in memory: pages, addresses, bursts."""
