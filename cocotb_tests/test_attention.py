@@ -1,10 +1,16 @@
-"""`python -m sim.attention`: refused options, and what follows from the counted cycles."""
+"""`python -m sim.attention`: refused options, what follows from the counted cycles, what ends without rows."""
 
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
+from cocotb_tests.lib import launch
 from golden.errors import UserError
 from rtl.config import preset
-from sim.attention import _figures, _head, main, table
+from sim.attention import DifferenceError, _figures, _head, main, simulate, table
 
 
 @pytest.mark.parametrize(
@@ -48,6 +54,7 @@ ROW = {
     "k_words": 500.0,
     "v_words": 280.0,
     "none_words": 30.0,
+    "error": 0.0625,
 }
 
 
@@ -63,4 +70,41 @@ def test_table_has_ratios_to_the_dense_mode():
     rows += [_figures({**ROW, "mode": "kvo"}, preset("smollm2"))]
     lines = table(rows)
     assert len(lines) == 3 and lines[1].endswith("1.000") and lines[2].endswith("0.250")
-    assert table(rows[1:])[1].rstrip().endswith("%")
+    assert {len(line) for line in lines} == {len(lines[0])}
+    assert table(rows[1:])[1].rstrip().endswith("6.25%")
+
+
+def run(monkeypatch, folder, bench, **more):
+    """`simulate` with ``bench(folder)`` in place of the simulated one."""
+    monkeypatch.setattr(launch, "run", lambda *_, parameters, **__: bench(Path(parameters["folder"])))
+    heads = [SimpleNamespace(layer=3, kv_head=1)]
+    return simulate(preset("smollm2"), heads, ("kvo",), latency=1, folder=folder, advance=print, **more)
+
+
+def test_bench_gets_heads_and_records(monkeypatch, tmp_path):
+    records = np.arange(32, dtype=np.uint8).reshape(2, 16)
+
+    def bench(folder):
+        ((head, modes),) = pickle.loads((folder / "heads.pkl").read_bytes())
+        assert (head.layer, head.kv_head, modes) == (3, 1, ["kvo"])
+        with np.load(folder / "records.npz") as arrays:
+            assert list(arrays) == ["3.1"]
+            np.testing.assert_array_equal(arrays["3.1"], records)
+        raise AssertionError("seen")
+
+    with pytest.raises(AssertionError, match=r"^seen$"):
+        run(monkeypatch, tmp_path / "new", bench, records={(3, 1): records})
+
+
+def test_difference_is_told_apart_from_a_core_that_hangs(monkeypatch, tmp_path):
+    def differ(folder):
+        (folder / "difference").write_text("query 1: status is 1, golden 0")
+        raise AssertionError("attends on verilator: a traceback")
+
+    def hang(folder):
+        raise AssertionError("attends on verilator: stream o: no transfer")
+
+    with pytest.raises(DifferenceError, match=r"^query 1: status is 1, golden 0$"):
+        run(monkeypatch, tmp_path, differ)
+    with pytest.raises(AssertionError, match="no transfer"):
+        run(monkeypatch, tmp_path, hang)

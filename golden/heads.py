@@ -24,8 +24,8 @@ class Head:
     """One (layer, kv_head) after ``state.tokens`` tokens; ``q_rows[G, n, head_dim]`` are the newest n tokens' queries.
 
     The rows are INT16 as :func:`golden.mha.core.attend` takes them, with its ``shift``; ``k_rows, v_rows[tokens,
-    head_dim]`` are those of all tokens as the cache got them; ``k, v`` and ``q[G, n, head_dim]`` the model's own,
-    float32.
+    head_dim]`` are those of all tokens as the cache got them, those of V with ``v_fraction`` fraction bits; ``k, v``
+    and ``q[G, n, head_dim]`` the model's own, float32.
     """
 
     layer: int
@@ -35,9 +35,19 @@ class Head:
     shift: int
     k_rows: npt.NDArray[np.int16]
     v_rows: npt.NDArray[np.int16]
+    v_fraction: int
     q: Float
     k: Float
     v: Float
+
+    def error(self, out: npt.NDArray[np.int16]) -> float:
+        """Root mean square of what ``out[G, n, head_dim]``, in V units, differs by from float attention on ``k, v``.
+
+        In shares of the root mean square of the latter.
+        """
+        exact = causal_attention(self.q, self.k[None], self.v[None]).astype(np.float64)
+        difference = out * 2.0**-self.v_fraction - exact
+        return float(np.sqrt((difference**2).sum() / (exact**2).sum()))
 
 
 def query_rows(model: Model, sample: Prefill, context: int, count: int) -> Iterator[Float]:
@@ -84,6 +94,7 @@ def build_head(
         shift=score_shift(q_fraction, int(calibration.k_fraction[layer, kv_head]), head_dim),
         k_rows=k_rows,
         v_rows=v_rows,
+        v_fraction=int(calibration.v_fraction[layer, kv_head]),
         q=q,
         k=k,
         v=v,

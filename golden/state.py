@@ -12,7 +12,12 @@ from golden.dsq.salient import pick_salient
 from golden.hcap.history import update_history
 from golden.settings import KvoSettings
 
-__all__ = ["Groups", "HeadState"]
+__all__ = ["Groups", "HeadState", "fixed_mass"]
+
+
+def fixed_mass(mass: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Attention mass that was summed elsewhere in the units of the cache, 2**-16, half up."""
+    return np.floor(mass.astype(np.float64) * 65536 + 0.5).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +129,7 @@ class HeadState:
         """
         n = self.settings.group_tokens
         self.append(k_rows, v_rows)
-        fixed = np.floor(block_mass.astype(np.float64) * 65536 + 0.5).astype(np.int64)
+        fixed = fixed_mass(block_mass)
         for block in range(len(fixed)):
             seen = (block + 1) * n
             self.mass[: seen - self.compressed_tokens] += fixed[block, self.compressed_tokens : seen]

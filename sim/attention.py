@@ -1,78 +1,78 @@
 """Attention of a real model's heads on the RTL: cycles, bytes and utilization against the dense INT8 cache."""
 
 import argparse
-import io
 import json
+import pickle
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from cocotb_tests.lib import launch
 from golden.errors import UserError, main_guard
+from golden.heads import Head
 from golden.model import load_model
 from rtl.build import fix_hashes
 from rtl.config import AcceleratorConfig, preset
 from rtl.mha.core import MhaCore
+from sim.progress import watch
 from sim.simulators import ROOT, SimulationError
-from sim.workloads import check_context
+from sim.workloads import attention_heads, check_context
 
-__all__ = ["main", "simulate"]
+__all__ = ["MODES", "DifferenceError", "main", "simulate"]
 
 MODES = ("dense", "kvo")
-POLL_SECONDS = 0.3
+
+
+class DifferenceError(Exception):
+    """Hardware and golden disagree; the message says where."""
 
 
 def simulate(
     config: AcceleratorConfig,
-    runs: Sequence[tuple[int, int, int, Sequence[str]]],
+    heads: Sequence[Head],
+    modes: Sequence[str],
     *,
-    queries: int,
+    records: Mapping[tuple[int, int], NDArray[np.uint8]] | None = None,
     latency: int,
     folder: Path,
-    progress: bool,
+    advance: Callable[[int], object],
 ) -> list[dict[str, Any]]:
-    """Run ``(context, layer, kv_head, modes)`` one after the other on Verilator; a row for each mode of each.
+    """Run the queries of ``heads`` one after the other on Verilator; a row for each of the ``modes`` of each.
 
-    Every output, mass and status is compared with golden. Raises `AssertionError` at the first difference.
+    ``records[layer, kv_head][groups, bytes]`` are what memory holds, if given, in place of golden's records. Every
+    output, mass and status is compared with golden; ``advance(1)`` is called for every finished row. Raises
+    `DifferenceError` at the first difference, `AssertionError` when the core does not finish.
     """
     folder = folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    parameters = {
-        "folder": str(folder),
-        "config": asdict(config),
-        "runs": [[*run[:3], list(run[3])] for run in runs],
-        "queries": queries,
-        "latency": latency,
-    }
-    total, seen = sum(len(run[3]) for run in runs), 0
-    with ThreadPoolExecutor(1) as worker, redirect_stdout(io.StringIO()):
-        job = worker.submit(
-            launch.run,
-            MhaCore(config),
-            name="mha_core",
-            tb="cocotb_tests.tb_attention",
-            parameters=parameters,
-            simulators="verilator",
-        )
-        with tqdm(total=total, desc="attention", unit="run", disable=not progress) as bar:
-            while not job.done():
-                time.sleep(POLL_SECONDS)
-                try:
-                    now = int((folder / "progress").read_text())
-                except (FileNotFoundError, ValueError):
-                    continue
-                bar.update(now - seen)
-                seen = now
-    job.result()
+    (folder / "heads.pkl").write_bytes(pickle.dumps([(head, list(modes)) for head in heads]))
+    if records is not None:
+        np.savez(folder / "records.npz", **{f"{layer}.{kv_head}": held for (layer, kv_head), held in records.items()})
+    parameters = {"folder": str(folder), "config": asdict(config), "latency": latency}
+    run = partial(
+        launch.run,
+        MhaCore(config),
+        name="mha_core",
+        tb="cocotb_tests.tb_attention",
+        parameters=parameters,
+        simulators="verilator",
+    )
+    try:
+        watch(run, folder / "progress", advance)
+    except AssertionError:
+        if (folder / "difference").exists():
+            raise DifferenceError((folder / "difference").read_text()) from None
+        raise
     return [_figures(row, config) for row in json.loads((folder / "results.json").read_text())]
 
 
@@ -96,7 +96,7 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Lines: each mode of each run, with the ratios to the dense mode of the same run."""
     lines = [
         "context  layer.head  mode    cycles   words  of FP16   K array  V array  stalled  waiting    idle  "
-        "utilization  when fed  cycles/dense"
+        "utilization  when fed   error  cycles/dense"
     ]
     dense: dict[tuple[int, int, int], float] = {}
     for row in rows:
@@ -110,7 +110,7 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
         lines.append(
             f"{row['context']:7,}  {head:>10}  {row['mode']:5}  {row['cycles']:8,.0f} {row['words']:7,.0f} "
             f"{100 * row['read_fraction']:7.2f}%  {shares[0]}  {shares[1]}  {shares[2]}  {shares[3]} {shares[4]}  "
-            f"{100 * row['utilization']:10.1f}%  {100 * row['when_fed']:7.1f}%  {ratio:>12}"
+            f"{100 * row['utilization']:10.1f}%  {100 * row['when_fed']:7.1f}%  {100 * row['error']:5.2f}%  {ratio:>12}"
         )
     return lines
 
@@ -122,9 +122,10 @@ def parser() -> argparse.ArgumentParser:
         description="Runs the attention of real heads of the embedded model on the RTL of the attention core "
         "(Verilator): each query reads its compressed records, and all tokens in INT8 for comparison. Every output is "
         "compared with the golden model.",
-        epilog="cycles: from the end of one query to that of the next, while others follow. Contexts beyond the "
-        "model's are caches of several texts side by side. Exit code: 0, or 1 when hardware and golden differ, 2 for "
-        "impossible options.",
+        epilog="cycles: from the end of one query to that of the next, while others follow. error: root mean square "
+        "of the difference from float attention on the uncompressed cache, in shares of the latter's. Contexts beyond "
+        "the model's are caches of several texts side by side. Exit code: 0, or 1 when hardware and golden differ, 2 "
+        "for impossible options.",
     )
     made.add_argument(
         "--context",
@@ -174,21 +175,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.queries < 3 or args.latency < 1:
         raise UserError("--queries must be at least 3, --latency at least 1")
     modes = MODES[1:] if args.no_dense else MODES
-    runs = [(context, *_head(head), modes) for context in args.context for head in args.heads]
-    began = time.perf_counter()
+    wanted, progress, began = [_head(head) for head in args.heads], sys.stderr.isatty(), time.perf_counter()
+    heads = [
+        head
+        for context in args.context
+        for head in attention_heads(config, wanted, context=context, count=args.queries, progress=progress)
+    ]
+    folder = ROOT / "build" / "attention"
     try:
-        rows = simulate(
-            config,
-            runs,
-            queries=args.queries,
-            latency=args.latency,
-            folder=ROOT / "build" / "attention",
-            progress=sys.stderr.isatty(),
-        )
+        with tqdm(total=len(heads) * len(modes), desc="attention", unit="run", disable=not progress) as bar:
+            rows = simulate(config, heads, modes, latency=args.latency, folder=folder, advance=bar.update)
     except SimulationError as error:
         print(f"error: the core could not be simulated: {error}", file=sys.stderr)
         return 1
     except AssertionError as error:
+        print(f"error: the core did not finish: {error}", file=sys.stderr)
+        return 1
+    except DifferenceError as error:
         print(f"error: hardware and golden differ: {error}", file=sys.stderr)
         return 1
     print("\n".join(table(rows)))

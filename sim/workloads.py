@@ -1,6 +1,7 @@
 """Real attention work for simulations: heads of the embedded model in the middle of a text, of any length."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,7 @@ from golden.errors import UserError
 from golden.heads import Head, build_head, model_heads, query_rows
 from golden.model import Model, Prefill, load_model, prefill, texts
 from golden.model.attention import BLOCK_TOKENS
-from golden.settings import KvoSettings
+from golden.settings import default_settings
 from rtl.config import AcceleratorConfig
 
 __all__ = ["attention_heads", "check_context"]
@@ -35,10 +36,10 @@ def attention_heads(
     *,
     context: int,
     count: int,
-    settings: KvoSettings,
     text: str = "legal",
+    progress: bool = False,
 ) -> Iterator[Head]:
-    """Heads (layer, kv_head) after ``context`` tokens with the queries of the newest ``count``.
+    """Heads (layer, kv_head) after ``context`` tokens with the queries of the newest ``count``, in the core's layout.
 
     A context beyond the model's own is made of the caches of several texts, one behind the other: the queries are those
     of the last text, the traffic that of a long cache.
@@ -48,16 +49,21 @@ def attention_heads(
     q_heads = c.q_heads // c.kv_heads
     if (config.dsq.head_dim, config.mha.q_heads) != (c.head_dim, q_heads):
         raise UserError(f"the core has other heads than {c.name}: head_dim {c.head_dim}, {q_heads} query heads")
-    calibration = calibration_for(model, settings, progress=False)
+    settings = replace(
+        default_settings(),
+        bus_bits=config.dsq.bus_bits,
+        delta_bits=config.dsq.delta_bits,
+        tile_groups=config.mha.tile_groups,
+    )
+    calibration = calibration_for(model, settings, progress=progress)
     longest = c.context_length
     if context <= longest:
-        blocks = max(-(-context // BLOCK_TOKENS) * BLOCK_TOKENS, 1024)
-        sample = prefill(model, text, blocks, progress=False)
+        sample = prefill(model, text, -(-context // BLOCK_TOKENS) * BLOCK_TOKENS, progress=progress)
         yield from model_heads(model, sample, calibration, settings, heads, context=context, count=count)
         return
     names = [texts.CALIBRATION, *(name for name in texts.names() if name != text), text]
     parts = -(-context // longest)
-    samples = [prefill(model, name, longest, progress=False) for name in names[len(names) - parts :]]
+    samples = [prefill(model, name, longest, progress=progress) for name in names[len(names) - parts :]]
     queries: dict[int, Any] = dict(enumerate(query_rows(model, samples[-1], longest, count)))
     shared = c.q_heads // c.kv_heads
     for layer, h in heads:

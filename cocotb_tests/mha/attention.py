@@ -10,17 +10,15 @@ from numpy.typing import NDArray
 
 from golden.dsq.compressor import Calibration
 from golden.dsq.record import RecordLayout, pack
-from golden.heads import Head
 from golden.mha.core import attend
 from golden.mha.mass import normalize
 from golden.mha.query import prepare_query
 from golden.mha.scores import scores
 from golden.mha.softmax import shifted_sum, softmax_streaming
-from golden.settings import KvoSettings, default_settings
+from golden.settings import KvoSettings
 from golden.state import HeadState
 from rtl.config import AcceleratorConfig
 from rtl.mha._requests import Fault, Piece, block_words
-from sim.workloads import attention_heads
 
 __all__ = [
     "Memory",
@@ -31,7 +29,6 @@ __all__ = [
     "job_fields",
     "make_query",
     "queries_of",
-    "real_heads",
     "received_rows",
     "records_of",
     "words_of",
@@ -108,19 +105,6 @@ def job_fields(query: Query, *, load_calibration: bool) -> dict[str, int]:
     }
 
 
-def real_heads(
-    config: AcceleratorConfig, heads: Sequence[tuple[int, int]], *, context: int, count: int
-) -> Iterator[Head]:
-    """The (layer, kv_head) of the embedded model with the queries of the newest ``count`` of ``context`` tokens."""
-    settings = replace(
-        default_settings(),
-        bus_bits=config.dsq.bus_bits,
-        delta_bits=config.dsq.delta_bits,
-        tile_groups=config.mha.tile_groups,
-    )
-    yield from attention_heads(config, heads, context=context, count=count, settings=settings)
-
-
 def records_of(state: HeadState, config: AcceleratorConfig) -> dict[int, list[int]]:
     """The packed records of a cache's closed groups."""
     c, records = config.dsq, {}
@@ -137,11 +121,19 @@ def records_of(state: HeadState, config: AcceleratorConfig) -> dict[int, list[in
 
 
 def queries_of(
-    state: HeadState, q_rows: NDArray[np.int16], config: AcceleratorConfig, *, shift: int
+    state: HeadState,
+    q_rows: NDArray[np.int16],
+    config: AcceleratorConfig,
+    *,
+    shift: int,
+    records: dict[int, list[int]] | None = None,
 ) -> Iterator[Query]:
-    """Queries for the newest tokens of ``state``, the i-th of them seeing all tokens up to its own."""
+    """Queries for the newest tokens of ``state``, the i-th of them seeing all tokens up to its own.
+
+    Memory holds ``records``, if given, in place of those of the state.
+    """
     tokens = len(state.k_codes)
-    records = records_of(state, config)
+    records = records_of(state, config) if records is None else records
     for i in range(q_rows.shape[1]):
         keep = tokens - q_rows.shape[1] + i + 1
         yield make_query(trimmed(state, keep), q_rows[:, i : i + 1], config, records, shift=shift)

@@ -20,7 +20,6 @@ from cocotb_tests.mha.attention import (
     job_fields,
     make_query,
     queries_of,
-    real_heads,
     received_rows,
     records_of,
 )
@@ -30,6 +29,7 @@ from golden.state import HeadState
 from rtl.config import AcceleratorConfig, DsqConfig, MhaConfig
 from rtl.mha._requests import Fault
 from rtl.mha.core import MhaCore
+from sim.workloads import attention_heads
 
 CONFIG = AcceleratorConfig(dsq=DsqConfig(**params()["dsq"]), mha=MhaConfig(**params()["mha"]))
 SHIFT = 15
@@ -322,7 +322,7 @@ if params().get("real"):
         bench = Bench(dut, latency=20)
         await start(dut)
         for context, heads, dense in params()["real"]:
-            for head in real_heads(CONFIG, [tuple(pair) for pair in heads], context=context, count=2):
+            for head in attention_heads(CONFIG, [tuple(pair) for pair in heads], context=context, count=2):
                 cocotb.log.info("layer %d, KV head %d, %d tokens", head.layer, head.kv_head, context)
                 await bench.check(list(queries_of(head.state, head.q_rows, CONFIG, shift=head.shift)))
                 if dense:
