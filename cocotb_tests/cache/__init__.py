@@ -1,0 +1,1 @@
+"""Tests of the blocks of the memory side."""
