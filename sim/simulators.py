@@ -82,7 +82,7 @@ def _environment() -> Iterator[None]:
     os.environ["KVO_PYTHON"] = sys.executable
     # The wheel's build settings for precompiled headers are empty; without this, larger designs fail to link. Also
     # replaces the settings of a make that called us.
-    os.environ["MAKEFLAGS"] = "CFG_CXXFLAGS_PCH_I=-include OPT_FAST=-O2"
+    os.environ["MAKEFLAGS"] = f"-j{os.cpu_count() or 1} CFG_CXXFLAGS_PCH_I=-include OPT_FAST=-O2"
     if shutil.which("ccache"):
         os.environ["OBJCACHE"] = "ccache"
     # cocotb lets this variable override what its caller says.
