@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import sim.attention
 from cocotb_tests.lib import launch
 from golden.errors import UserError
 from rtl.config import preset
@@ -77,6 +78,7 @@ def test_table_has_ratios_to_the_dense_mode():
 def run(monkeypatch, folder, bench, **more):
     """`simulate` with ``bench(folder)`` in place of the simulated one."""
     monkeypatch.setattr(launch, "run", lambda *_, parameters, **__: bench(Path(parameters["folder"])))
+    monkeypatch.setattr(sim.attention, "MhaCore", lambda config: None)
     heads = [SimpleNamespace(layer=3, kv_head=1)]
     return simulate(preset("smollm2"), heads, ("kvo",), latency=1, folder=folder, advance=print, **more)
 

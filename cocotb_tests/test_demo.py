@@ -9,22 +9,45 @@ import pytest
 
 import golden.kvo_method
 import sim.demo
+import sim.demo_attention
 import sim.demo_parts
 from cocotb_tests.golden import tiny_model
 from golden.account import Account
 from golden.calibrate import calibration_for
-from golden.dsq.record import RecordLayout
+from golden.dsq.record import RecordLayout, pack
+from golden.dsq.salient import pick_salient
+from golden.heads import model_heads
 from golden.mha.core import Fetch
 from golden.model import load_model, prefill
+from golden.model.attention import causal_attention
 from golden.settings import default_settings
-from sim.demo_groups import check_count, choose, golden_record, golden_rows, row_difference, word_difference
+from sim.attention import DifferenceError
+from sim.demo_attention import (
+    KINDS,
+    attention_of_newest,
+    check_caches,
+    fetched_by_newest,
+    kinds_of_tokens,
+)
+from sim.demo_groups import (
+    check_heads,
+    choose_heads,
+    closed_groups,
+    golden_record,
+    golden_rows,
+    row_difference,
+    word_difference,
+)
 from sim.demo_parts import PARTS, counted_parts
 from sim.demo_plots import rebuilt_values
 from sim.demo_rtl import HardwareError, Rebuilt, Records, hardware_config, preset_name
+from sim.simulators import SimulationError
 
-CONTEXT, SCORED, GROUPS = 320, 64, 4
-SETTINGS = replace(default_settings(), bus_bits=32)  # a narrow bus builds fast
+CONTEXT, SCORED, HEADS = 320, 64, 2
+GROUPS = 3 * HEADS
+SETTINGS = replace(default_settings(), bus_bits=32, tile_groups=4)  # a narrow bus builds fast
 WORD_BYTES = 4
+OUTPUTS = HEADS * 2 * 3 * 2  # modes, queries, query heads
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +72,7 @@ def run(model_file, sample, tmp_path, capsys):
 
     def demo(*arguments):
         options = ["--model", str(model_file), "--context", str(CONTEXT), "--scored", str(SCORED)]
-        options += ["--groups", str(GROUPS), "-o", str(tmp_path / "out"), *arguments]
+        options += ["--heads", str(HEADS), "-o", str(tmp_path / "out"), *arguments]
         with pytest.raises(SystemExit) as end:
             sim.demo.main(options)
         return end.value.code, *capsys.readouterr()
@@ -60,7 +83,7 @@ def run(model_file, sample, tmp_path, capsys):
 def test_hardware_and_golden_agree(run, tmp_path):
     code, output, errors = run()
     assert code == 0, errors
-    assert f"Hardware and golden agree on {GROUPS} groups." in output
+    assert f"Hardware and golden agree on {GROUPS} groups and {OUTPUTS} attention outputs." in output
     assert errors == "", "no progress bars outside a terminal"
     figures = json.loads((tmp_path / "out" / "demo.json").read_text())
     assert [row["method"] for row in figures["rows"]] == list(sim.demo.METHODS)
@@ -73,13 +96,22 @@ def test_hardware_and_golden_agree(run, tmp_path):
     assert hardware["quantizer"]["words_equal"] == GROUPS * hardware["record_bytes"] // WORD_BYTES
     assert hardware["dequantizer"]["elements_equal"] == GROUPS * 2 * 64 * tiny_model.HEAD_DIM
     assert f"at most {hardware['quantizer']['cycles_most']:,}" in output
-    for plot in ("traffic", "pareto", "group"):
+    attention = figures["attention"]
+    assert hardware["heads"] == [[0, 0], [1, 1]] and attention["outputs_equal"] == OUTPUTS
+    seen = [(row["layer"], row["kv_head"], row["mode"], row["context"], row["queries"]) for row in attention["rows"]]
+    assert seen == [(n, n, mode, CONTEXT, 3) for n in (0, 1) for mode in ("dense", "kvo")]
+    for place, (dense, own) in enumerate(zip(attention["rows"][::2], attention["rows"][1::2], strict=True)):
+        assert dense["error"] < own["error"] < 0.5 and own["bytes"] < dense["bytes"]
+        assert attention["speedups"][place] == dense["cycles"] / own["cycles"]
+        for row in (dense, own):
+            assert f"{100 * row['error']:.2f}%" in output and f"{row['cycles']:,.0f}" in output
+    for plot in ("traffic", "pareto", "group", "attention"):
         assert (tmp_path / "out" / f"{plot}.png").stat().st_size > 10_000
 
 
 @pytest.fixture
-def perfect_hardware(monkeypatch):
-    """Golden in place of the simulated hardware, and one method alone."""
+def perfect_blocks(monkeypatch):
+    """Golden in place of the simulated quantizer and dequantizer, and one method alone."""
 
     def compress(groups, config, settings, record_bytes, folder, advance):
         records = [golden_record(group, settings) for group in groups]
@@ -95,23 +127,45 @@ def perfect_hardware(monkeypatch):
     monkeypatch.setattr(sim.demo, "METHODS", ("kvo",))
 
 
-def test_one_group_is_enough(run, perfect_hardware):
-    code, output, errors = run("--groups", "1")
+@pytest.fixture
+def perfect_hardware(perfect_blocks, monkeypatch):
+    """Golden in place of the attention core too, whose memory must hold golden's records."""
+
+    def simulate(config, heads, modes, *, records, latency, folder, advance):
+        rows = []
+        for head in heads:
+            layout = sim.demo.record_layout(config, SETTINGS)
+            expected = [pack(group, layout) for group in head.state.closed]
+            np.testing.assert_array_equal(records[head.layer, head.kv_head], expected)
+            for mode, cycles in zip(modes, (4500.0, 1500.0), strict=True):
+                shares = {"bytes": 4 * cycles, "read_fraction": cycles / 9000, "utilization": 1.0, "error": 0.0625}
+                which = {"layer": head.layer, "kv_head": head.kv_head, "mode": mode, "queries": 3}
+                rows.append({**which, "cycles": cycles, **shares})
+                advance(1)
+        return rows
+
+    monkeypatch.setattr(sim.demo_attention, "simulate", simulate)
+
+
+def test_one_head_is_enough(run, perfect_hardware):
+    code, output, errors = run("--heads", "1", "--context", "192")
     assert code == 0, errors
-    assert "Hardware and golden agree on 1 group." in output
+    assert "Hardware and golden agree on 1 group and 12 attention outputs." in output
+    assert "0.0   kvo      1,500    6,000   16.67%       100.0%   6.25%         0.333" in output
+    assert "                3.0 times fewer cycles than dense INT8; " in output
 
 
 def test_wrong_record_word_is_named(run, perfect_hardware, monkeypatch):
     def other(group, settings):
         record = golden_record(group, settings)
-        record[9] ^= 0x10 if group.kv_head == 1 else 0
+        record[9] ^= 0x10 if (group.layer, group.number) == (1, 1) else 0
         return record
 
     monkeypatch.setattr(sim.demo, "golden_record", other)
     code, output, errors = run()
     assert code == 1
     assert re.fullmatch(
-        r"error: the quantizer differs from golden in layer 0, KV head 1, group 0: "
+        r"error: the quantizer differs from golden in layer 1, KV head 1, group 1: "
         r"word 2 of the record is 0x[0-9a-f]{8}, golden 0x[0-9a-f]{8}\n",
         errors,
     )
@@ -121,17 +175,70 @@ def test_wrong_record_word_is_named(run, perfect_hardware, monkeypatch):
 def test_wrong_element_is_named(run, perfect_hardware, monkeypatch):
     def other(record, group, settings):
         rows = golden_rows(record, group, settings)
-        rows[1, 5, 7] += group.layer == 1
+        rows[1, 5, 7] += group.number == 2
         return rows
 
     monkeypatch.setattr(sim.demo, "golden_rows", other)
     code, output, errors = run()
     assert code == 1
     assert re.fullmatch(
-        r"error: the dequantizer differs from golden in layer 1, KV head 0, group 0: "
+        r"error: the dequantizer differs from golden in layer 0, KV head 0, group 2: "
         r"V row 5, channel 7 is -?\d+, golden -?\d+\n",
         errors,
     )
+    assert "agree" not in output
+
+
+def test_changed_record_in_memory_changes_what_the_core_gives(run, perfect_blocks, monkeypatch):
+    """Simulates the core: its memory holds the records that it is given, and a difference is one sentence."""
+    simulate = sim.demo_attention.simulate
+
+    def other(config, heads, modes, *, records, **more):
+        changed = {head: own.copy() for head, own in records.items()}
+        changed[1, 1][0, sim.demo.record_layout(config, SETTINGS).v_salient.offset] ^= 0x40
+        return simulate(config, heads, modes, records=changed, **more)
+
+    monkeypatch.setattr(sim.demo_attention, "simulate", other)
+    code, output, errors = run()
+    assert code == 1
+    assert re.fullmatch(
+        r"error: the attention core differs from golden in layer 1, KV head 1, mode kvo, query 0: "
+        r"query head 0, output channel 0 is -?\d+, golden -?\d+",
+        errors.splitlines()[-1],
+    ), errors
+    assert "agree" not in output
+
+
+def test_cache_with_other_records_is_noticed(sample):
+    model, cache, calibration, settings = sample
+    wanted = choose_heads(model.config, HEADS)
+    heads = list(model_heads(model, cache, calibration, settings, wanted, context=CONTEXT, count=3))
+    groups = closed_groups(cache, calibration, settings, wanted)
+    layout = sim.demo.record_layout(hardware_config(model.config, CONTEXT, settings), settings)
+    records = [golden_record(group, settings) for group in groups]
+    check_caches(heads, groups, records, layout)
+    records[4][8] ^= 1
+    with pytest.raises(
+        DifferenceError,
+        match=r"^the quantizer differs from the cache that golden attends to in layer 1, KV head 1, group 1: word 2 ",
+    ):
+        check_caches(heads, groups, records, layout)
+
+
+@pytest.mark.parametrize(
+    "fault, sentence",
+    [
+        (AssertionError("stream o: no transfer"), "the attention core did not finish: stream o: no transfer"),
+        (SimulationError("no compiler"), "the attention core could not be simulated: no compiler"),
+    ],
+)
+def test_core_that_gives_nothing_is_reported(run, perfect_hardware, monkeypatch, fault, sentence):
+    def fail(*_, **__):
+        raise fault
+
+    monkeypatch.setattr(sim.demo_attention, "simulate", fail)
+    code, output, errors = run()
+    assert (code, errors) == (1, f"error: {sentence}\n")
     assert "agree" not in output
 
 
@@ -151,8 +258,9 @@ def test_hardware_that_hangs_is_reported(run, perfect_hardware, monkeypatch):
     [
         (["--context", "100"], "the context must be a multiple of 64 tokens, not 100"),
         (["--scored", "65"], "the number of scored tokens must be a multiple of 64, not 65"),
-        (["--groups", "0"], "the number of groups must be from 1 to 16 with 320 tokens, not 0"),
-        (["--groups", "17"], "the number of groups must be from 1 to 16 with 320 tokens, not 17"),
+        (["--heads", "0"], "the number of heads must be from 1 to 2, not 0"),
+        (["--heads", "3"], "the number of heads must be from 1 to 2, not 3"),
+        (["--context", "128"], "a context of 128 tokens has no compressed group: more than 128 are needed"),
         (
             ["--context", "1024"],
             "a context of 1024 tokens is not possible: a multiple of 64 up to the model's 512 is needed",
@@ -177,49 +285,54 @@ def test_rejects_an_output_that_is_a_file(run, tmp_path):
     assert (code, errors) == (2, f"error: cannot make the folder {tmp_path / 'file'}: File exists\n")
 
 
-def test_rejects_a_model_that_the_hardware_cannot_serve(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(tiny_model, "HEAD_DIM", 8)
-    file = tiny_model.write_tiny_model(tmp_path / "narrow.gguf")
-    code, _, errors = run("--model", str(file))
+@pytest.mark.parametrize(
+    "name, value, sentence",
+    [
+        ("HEAD_DIM", 8, "head_dim must be from 16 to 128, not 8"),
+        ("Q_HEADS", 18, "q_heads must be from 1 to 8, not 9"),
+    ],
+)
+def test_rejects_a_model_that_the_hardware_cannot_serve(run, tmp_path, monkeypatch, name, value, sentence):
+    monkeypatch.setattr(tiny_model, name, value)
+    file = tiny_model.write_tiny_model(tmp_path / "other.gguf")
+    code, output, errors = run("--model", str(file))
     assert code == 2
-    assert errors == "error: the hardware cannot be built for tiny: head_dim must be from 16 to 128, not 8\n"
+    assert errors == f"error: the hardware cannot be built for tiny: {sentence}\n"
+    assert output == "", "nothing is done before"
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 16])
-def test_groups_are_spread(sample, count):
+def test_heads_are_spread():
+    config = load_model().config
+    assert choose_heads(config, 1) == [(0, 0)]
+    assert choose_heads(config, 3) == [(0, 0), (14, 1), (29, 2)]
+    assert choose_heads(config, 30) == [(layer, layer % 3) for layer in range(30)]
+
+
+def test_all_closed_groups_of_the_heads_are_taken(sample):
     model, cache, calibration, settings = sample
-    groups = choose(model.config, cache, calibration, settings, count)
-    assert len({str(group) for group in groups}) == len(groups) == count
-    heads = [(group.layer, group.kv_head) for group in groups]
-    assert heads == sorted(heads), "groups of a head follow each other"
-    assert len(set(heads)) == min(count, 4)
-    assert [group.load_calibration for group in groups] == [
-        place == 0 or heads[place - 1] != head for place, head in enumerate(heads)
+    check_heads(model.config, CONTEXT, settings, HEADS)
+    groups = closed_groups(cache, calibration, settings, [(0, 0), (1, 1)])
+    assert [(group.layer, group.kv_head, group.number) for group in groups] == [
+        (head, head, number) for head in (0, 1) for number in range(3)
     ]
-    if count > 4:
-        assert {group.number for group in groups} >= {0, 3}, "the first and the last closed group"
+    assert [group.load_calibration for group in groups] == [True, False, False] * 2
 
 
 def test_group_carries_what_the_cache_holds(sample):
-    model, cache, calibration, settings = sample
-    group = choose(model.config, cache, calibration, settings, 16)[-1]
-    assert (group.layer, group.kv_head, group.number) == (1, 1, 3)
-    i, span = (1, 1), slice(192, 256)
+    _, cache, calibration, settings = sample
+    group = closed_groups(cache, calibration, settings, [(1, 1)])[-1]
+    i, span = (1, 1), slice(128, 192)
     exact = np.asarray(cache.k[i][span], np.float64) * 2.0 ** calibration.k_fraction[i]
     assert np.abs(group.k_rows - exact).max() < 1
-    votes = np.asarray(cache.block_mass[1, 1, 3:5, span], np.float64).sum(axis=0)
-    assert np.abs(group.mass / 65536 - votes).max() < 1e-3
-
-
-def test_count_is_checked_before_any_work(sample):
-    model, _, _, settings = sample
-    check_count(model.config, CONTEXT, settings, 16)
+    votes = np.asarray(cache.block_mass[1, 1, 2:4, span], np.float64)
+    assert group.mass.tolist() == np.floor(votes * 65536 + 0.5).sum(axis=0).tolist()
 
 
 def test_rebuilt_values_are_those_of_the_model(sample):
     """Order, rotation and fixed point are undone: salient tokens come back almost exactly, others roughly."""
-    model, cache, calibration, settings = sample
-    for group in choose(model.config, cache, calibration, settings, 16):
+    _, cache, calibration, settings = sample
+    heads = [(layer, h) for layer in range(2) for h in range(2)]
+    for group in closed_groups(cache, calibration, settings, heads):
         i, span = (group.layer, group.kv_head), slice(group.number * 64, group.number * 64 + 64)
         rows = golden_rows(golden_record(group, settings), group, settings)
         values = rebuilt_values(rows, group, calibration, settings)
@@ -230,8 +343,8 @@ def test_rebuilt_values_are_those_of_the_model(sample):
 
 
 def test_first_difference_is_named(sample):
-    model, cache, calibration, settings = sample
-    groups = choose(model.config, cache, calibration, settings, 2)
+    _, cache, calibration, settings = sample
+    groups = closed_groups(cache, calibration, settings, [(0, 1)])[1:]
     records = [golden_record(group, settings) for group in groups]
     assert word_difference(groups, records, records, 32) is None
     wrong = [records[0], records[1].copy()]
@@ -268,4 +381,64 @@ def test_kinds_that_do_not_add_up_are_noticed(monkeypatch):
 
 def test_default_geometry_is_a_preset():
     config = load_model().config
-    assert preset_name(hardware_config(config, default_settings())) == "smollm2"
+    made = hardware_config(config, 4096, default_settings())
+    assert preset_name(made) == "smollm2"
+    longer = hardware_config(config, 40_000, default_settings())
+    assert longer.mha.max_groups == 625 and preset_name(longer) is None
+
+
+@pytest.fixture(scope="module")
+def head(sample):
+    """A head of the random model with three queries, the open group not full."""
+    model, cache, calibration, settings = sample
+    (made,) = model_heads(model, cache, calibration, settings, [(1, 0)], context=300, count=3)
+    return made
+
+
+def test_picture_has_what_was_read_of_each_token(head, sample):
+    """Against loops over the tokens, for a random choice of what was read."""
+    _, cache, _, settings = sample
+    random, groups = np.random.default_rng(5), len(head.state.closed)
+    salient, others = settings.salient_tokens, 64 - settings.salient_tokens
+    draws = {name: random.random((1, groups, n)) < 0.5 for name, n in (("lower", salient), ("k_delta", others))}
+    fetch = Fetch(
+        scanned=np.array([True, False, True]),
+        **draws,
+        v_salient=draws["lower"] & (random.random((1, groups, salient)) < 0.5),
+        v_delta=draws["k_delta"] & (random.random((1, groups, others)) < 0.5),
+        v_int8=random.random((1, 108)) < 0.5,
+    )
+    kinds = [KINDS[kind] for kind in kinds_of_tokens(head, fetch)]
+    assert len(kinds) == 300 and set(kinds) == set(KINDS)
+    for number, group in enumerate(closed_groups(cache, sample[2], settings, [(1, 0)])):
+        bases = pick_salient(
+            group.mass, number == 0, salient_tokens=salient, sink_tokens=settings.sink_tokens
+        ).tolist()
+        for token, kind in enumerate(kinds[64 * number : 64 * number + 64]):
+            if not fetch.scanned[number]:
+                assert kind == "group not scanned"
+            elif token in bases:
+                place = 0, number, bases.index(token)
+                read = "all of K" if fetch.lower[place] else "upper nibbles of K"
+                assert kind == f"base, {'K and V' if fetch.v_salient[place] else read}"
+            else:
+                place = 0, number, head.state.closed[number].order.tolist().index(token) - salient
+                wanted = "K and V" if fetch.v_delta[place] else "upper two bits of K"
+                assert kind == f"delta, {wanted if fetch.k_delta[place] else 'not read'}"
+    assert kinds[192:] == [f"INT8, {'K and V' if both else 'K'}" for both in fetch.v_int8[0]]
+
+
+def test_picture_has_the_fetch_of_the_newest_query(head):
+    before = head.state.mass.copy()
+    fetch = fetched_by_newest(head)
+    assert fetch.v_int8.shape == (1, 108) and fetch.v_int8[0, -1]
+    np.testing.assert_array_equal(head.state.mass, before, err_msg="the cache stays as it was")
+    assert len(kinds_of_tokens(head, fetch)) == 300
+
+
+def test_picture_has_the_largest_attention_of_the_query_heads(head):
+    each = [attention_of_newest(replace(head, q=head.q[place : place + 1])) for place in range(2)]
+    for place, weights in enumerate(each):
+        exact = causal_attention(head.q[place : place + 1], head.k[None], head.v[None])[0, -1]
+        np.testing.assert_allclose(weights @ head.v, exact, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(attention_of_newest(head), np.maximum(*each))

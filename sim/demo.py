@@ -1,4 +1,4 @@
-"""Demonstration: a real model's KV cache through the integer algorithm and through the hardware, figures and plots."""
+"""Demonstration: a real model's KV cache through the integer algorithm and the hardware, figures and plots."""
 
 import argparse
 import json
@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from golden.account import DEFAULT_BURSTS
@@ -18,15 +20,28 @@ from golden.calibrate import ModelCalibration
 from golden.dsq.record import RecordLayout
 from golden.errors import UserError, main_guard
 from golden.evaluate import CALIBRATION_CONTEXT, Row, calibration_for, candidates, to_row
+from golden.heads import Head, model_heads
 from golden.model import Model, Prefill, load_model, prefill, texts
 from golden.plots import check_plot, plot_pareto
 from golden.scoring import Reference, check_scored, score, steps
 from golden.settings import KvoSettings, default_settings
 from rtl.build import fix_hashes
+from rtl.config import AcceleratorConfig
 from rtl.dsq.quantizer import Quantizer
-from sim.demo_groups import check_count, choose, golden_record, golden_rows, row_difference, word_difference
+from sim.attention import MODES, DifferenceError
+from sim.demo_attention import LATENCY, QUERIES, attend_heads, attention_table, check_caches
+from sim.demo_groups import (
+    Group,
+    check_heads,
+    choose_heads,
+    closed_groups,
+    golden_record,
+    golden_rows,
+    row_difference,
+    word_difference,
+)
 from sim.demo_parts import PARTS, counted_parts
-from sim.demo_plots import plot_group, plot_traffic
+from sim.demo_plots import plot_attention, plot_group, plot_traffic
 from sim.demo_rtl import HardwareError, Rebuilt, Records, compress, hardware_config, preset_name, rebuild
 from sim.simulators import ROOT
 
@@ -34,10 +49,6 @@ __all__ = ["main"]
 
 METHODS = ("int8", "int4", "kivi2", "h2o", "snapkv", "quest", "kvo")
 OUTPUT = ROOT / "build" / "demo"
-
-
-class DifferenceError(Exception):
-    """Hardware and golden disagree; the message says where."""
 
 
 def show(label: str, text: str) -> None:
@@ -113,49 +124,44 @@ def evaluate(model: Model, sample: Prefill, text: str, scored: int, settings: Kv
     return rows
 
 
-def check_hardware(
-    model: Model, sample: Prefill, calibration: ModelCalibration, settings: KvoSettings, count: int, folder: Path
-) -> tuple[dict[str, Any], Callable[[Path], None]]:
-    """Compress and rebuild `count` groups in simulation; the figures, and what draws one of them to a file.
+def check_compression(
+    groups: Sequence[Group],
+    config: AcceleratorConfig,
+    calibration: ModelCalibration,
+    settings: KvoSettings,
+    folder: Path,
+) -> tuple[dict[str, Any], list[NDArray[np.uint8]], Callable[[Path], None]]:
+    """Compress and rebuild the groups in simulation; figures, the Quantizer's records, what draws a group to a file.
 
     Raises `DifferenceError` at the first difference from golden.
     """
-    groups = choose(model.config, sample, calibration, settings, count)
-    config = hardware_config(model.config, settings)
-    layout = RecordLayout(
-        head_dim=config.head_dim,
-        group_tokens=config.group_tokens,
-        salient_tokens=settings.salient_tokens,
-        delta_bits=settings.delta_bits,
-        bus_bits=settings.bus_bits,
-    )
-    layers = sorted({group.layer for group in groups})
-    heads = len({group.kv_head for group in groups})
-    geometry = f"{config.lanes} lanes, {config.bus_bits}-bit bus, {config.delta_bits}-bit K deltas"
+    dsq, layout, count = config.dsq, record_layout(config, settings), len(groups)
+    heads = list(dict.fromkeys((group.layer, group.kv_head) for group in groups))
+    geometry = f"{dsq.lanes} lanes, {dsq.bus_bits}-bit bus, {dsq.delta_bits}-bit K deltas"
     name = preset_name(config)
     show("hardware", f"{geometry}{f' (python -m rtl.build --preset {name})' if name else ''}")
-    show("groups", f"{count} of {config.group_tokens} tokens, from {len(layers)} layers and {heads} KV heads")
+    names = ", ".join(f"{layer}.{kv_head}" for layer, kv_head in heads)
+    show("groups", f"all {count} closed ones of {dsq.group_tokens} tokens in the heads (layer.KV head) {names}")
     expected = [golden_record(group, settings) for group in groups]
     with bar(count, "quantizer", "group") as progress:
-        made = compress(groups, config, settings, layout.record_bytes, folder / "quantizer", progress.update)
-    if difference := word_difference(groups, made.records, expected, config.bus_bits):
+        made = compress(groups, dsq, settings, layout.record_bytes, folder / "quantizer", progress.update)
+    if difference := word_difference(groups, made.records, expected, dsq.bus_bits):
         raise DifferenceError(f"the quantizer differs from golden in {difference}")
-    words = layout.record_bytes * 8 // config.bus_bits
-    bound = Quantizer.group_cycles(config, settings.salient_tokens)
-    show("quantizer", f"{count * words:,} words of {config.bus_bits} bits in {count} records: all equal to golden")
+    words = layout.record_bytes * 8 // dsq.bus_bits
+    bound = Quantizer.group_cycles(dsq, settings.salient_tokens)
+    show("quantizer", f"{count * words:,} words of {dsq.bus_bits} bits in {count} records: all equal to golden")
     _show_cycles("group", made, f" (its bound is {bound:,})")
     rows = [golden_rows(record, group, settings) for record, group in zip(expected, groups, strict=True)]
     with bar(count, "dequantizer", "group") as progress:
-        rebuilt = rebuild(groups, made.records, config, settings, folder / "dequantizer", progress.update)
+        rebuilt = rebuild(groups, made.records, dsq, settings, folder / "dequantizer", progress.update)
     if difference := row_difference(groups, list(rebuilt.rows), rows):
         raise DifferenceError(f"the dequantizer differs from golden in {difference}")
     show("dequantizer", f"{rebuilt.rows.size:,} elements of K and V: all equal to golden")
     _show_cycles("record", rebuilt, f" for {words} words")
     figures = {
         "groups": count,
-        "layers": layers,
-        "kv_heads": heads,
-        "config": asdict(config),
+        "heads": heads,
+        "config": asdict(dsq),
         "record_bytes": layout.record_bytes,
         "quantizer": {
             "words_equal": count * words,
@@ -171,8 +177,59 @@ def check_hardware(
             "seconds": round(rebuilt.seconds, 1),
         },
     }
-    place = len(groups) // 2
-    return figures, lambda path: plot_group(groups[place], rebuilt.rows[place], calibration, settings, path)
+    place = count // 2
+    return figures, made.records, partial(plot_group, groups[place], rebuilt.rows[place], calibration, settings)
+
+
+def record_layout(config: AcceleratorConfig, settings: KvoSettings) -> RecordLayout:
+    """How a record lies in memory."""
+    return RecordLayout(
+        head_dim=config.dsq.head_dim,
+        group_tokens=config.dsq.group_tokens,
+        salient_tokens=settings.salient_tokens,
+        delta_bits=settings.delta_bits,
+        bus_bits=settings.bus_bits,
+    )
+
+
+def check_attention(
+    heads: Sequence[Head],
+    groups: Sequence[Group],
+    records: Sequence[NDArray[np.uint8]],
+    config: AcceleratorConfig,
+    settings: KvoSettings,
+    folder: Path,
+) -> dict[str, Any]:
+    """The newest queries of ``heads`` on the simulated core, on the Quantizer's ``records`` of their groups; figures.
+
+    Raises `DifferenceError` at the first difference from golden.
+    """
+    check_caches(heads, groups, records, record_layout(config, settings))
+    shared, tile = config.mha.q_heads, config.mha.tile_groups
+    plural = "s" if shared > 1 else ""
+    show("hardware", f"{shared} query head{plural} at a time, tiles of {tile} groups, {config.dsq.bus_bits}-bit bus")
+    by_head: dict[tuple[int, int], list[NDArray[np.uint8]]] = {}
+    for group, record in zip(groups, records, strict=True):
+        by_head.setdefault((group.layer, group.kv_head), []).append(record)
+    held = {head: np.stack(own) for head, own in by_head.items()}
+    with bar(len(heads) * len(MODES), "attention", "run") as progress:
+        outcome = attend_heads(heads, held, config, folder / "attention", progress.update)
+    for line in attention_table(outcome):
+        print(f"   {line}")
+    show("", f"(cycles: from a query's end to the next one's, {LATENCY} from a request to its first word;")
+    show("", "error: root mean square, against float attention on the uncompressed cache)")
+    ratios = " to ".join(dict.fromkeys(f"{ratio:.1f}" for ratio in (min(outcome.speedups), max(outcome.speedups))))
+    show("core", f"{outcome.outputs} outputs of {config.dsq.head_dim} channels: all equal to golden")
+    show("", f"{ratios} times fewer cycles than dense INT8; {outcome.seconds:.0f} s, build included")
+    return {
+        "config": asdict(config.mha),
+        "queries": QUERIES,
+        "latency": LATENCY,
+        "outputs_equal": outcome.outputs,
+        "rows": outcome.rows,
+        "speedups": outcome.speedups,
+        "seconds": round(outcome.seconds, 1),
+    }
 
 
 def _show_cycles(unit: str, outcome: Records | Rebuilt, note: str) -> None:
@@ -186,11 +243,12 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m sim.demo",
         description="Compresses the KV cache of a language model: decodes a text on the compressed cache with the "
-        "integer algorithm, then sends groups of the same cache through the hardware in simulation and compares every "
-        "word with the golden model. Writes plots and demo.json.",
-        epilog="The first run computes the model's cache and builds the simulation; both are kept, in the user's cache "
-        "folder (or $KVO_CACHE) and in build/. Exit code: 0 when hardware and golden agree, 1 when they differ, 2 for "
-        "impossible options.",
+        "integer algorithm, then sends heads of the same cache through the hardware in simulation: compresses all "
+        "their groups, rebuilds them, and attends to the records. Every word, element and output is compared with the "
+        "golden model. Writes plots and demo.json.",
+        epilog="The first run computes the model's cache and builds the simulations; they are kept, in the user's "
+        "cache folder (or $KVO_CACHE) and in build/. Exit code: 0 when hardware and golden agree, 1 when they differ, "
+        "2 for impossible options.",
     )
     made.add_argument(
         "--model", metavar="FILE", help="GGUF file of a Llama-type model (default: SmolLM2-135M-Instruct)"
@@ -212,7 +270,11 @@ def parser() -> argparse.ArgumentParser:
         help="last tokens of them, decoded on the compressed cache; a multiple of 64 (default: 256)",
     )
     made.add_argument(
-        "--groups", type=int, default=108, metavar="N", help="groups sent through the hardware (default: 108)"
+        "--heads",
+        type=int,
+        default=3,
+        metavar="N",
+        help="KV heads, from the first layer to the last, that are sent through the hardware (default: 3)",
     )
     made.add_argument(
         "-o", "--output", type=Path, default=OUTPUT, metavar="DIR", help="folder of the plots (default: build/demo)"
@@ -229,33 +291,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {args.output}: {error.strerror}") from error
-    plots = {name: args.output / f"{name}.png" for name in ("traffic", "pareto", "group")}
+    plots = {name: args.output / f"{name}.png" for name in ("traffic", "pareto", "group", "attention")}
     check_plot(plots["traffic"])
     settings = default_settings()
     began, seconds = time.perf_counter(), {}
     try:
         model = load_model(args.model)
-        hardware_config(model.config, settings)
-        check_count(model.config, args.context, settings, args.groups)
+        config = hardware_config(model.config, args.context, settings)
+        check_heads(model.config, args.context, settings, args.heads)
+        wanted = choose_heads(model.config, args.heads)
         with section("1  A language model reads a text", seconds, "prefill"):
             sample, calibration = fetch(model, args.text, args.context, settings)
         title = f"2  The integer algorithm decodes the last {args.scored} tokens on the compressed cache"
         with section(title, seconds, "evaluation"):
             rows = evaluate(model, sample, args.text, args.scored, settings)
+        groups = closed_groups(sample, calibration, settings, wanted)
+        folder = args.output / "simulation"
         with section("3  The hardware compresses the same cache, simulated by Verilator", seconds, "hardware"):
-            hardware, draw_group = check_hardware(
-                model, sample, calibration, settings, args.groups, args.output / "simulation"
-            )
+            hardware, records, draw_group = check_compression(groups, config, calibration, settings, folder)
+        title = f"4  The hardware attends to these records with the newest {QUERIES} queries"
+        with section(title, seconds, "attention"):
+            heads = list(model_heads(model, sample, calibration, settings, wanted, context=args.context, count=QUERIES))
+            attention = check_attention(heads, groups, records, config, settings, folder)
     except (DifferenceError, HardwareError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    with section("4  Plots and figures", {}, ""):
+    with section("5  Plots and figures", {}, ""):
         plot_traffic(rows, plots["traffic"])
         show("traffic", f"{_short(plots['traffic'])}: what is fetched, and of what kind")
         plot_pareto(rows, plots["pareto"])
         show("pareto", f"{_short(plots['pareto'])}: traffic against loss")
         draw_group(plots["group"])
         show("group", f"{_short(plots['group'])}: one group before and after")
+        source = f"{args.context:,} tokens of {Path(args.text).name}"
+        title = f"What the newest query attends to, and what the hardware read for it: {source}"
+        plot_attention(heads, title, plots["attention"])
+        show("attention", f"{_short(plots['attention'])}: what a query attends to, and what was read for it")
         seconds["total"] = round(time.perf_counter() - began, 1)
         record = {
             "model": model.config.name,
@@ -265,6 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "settings": asdict(settings),
             "rows": rows,
             "hardware": hardware,
+            "attention": attention,
             "seconds": seconds,
         }
         figures = args.output / "demo.json"
@@ -274,8 +346,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError(f"cannot write {figures}: {error.strerror}") from error
         show("figures", f"{_short(figures)}: everything printed here")
     minutes, rest = divmod(round(time.perf_counter() - began), 60)
-    plural = "s" if args.groups > 1 else ""
-    print(f"\nHardware and golden agree on {args.groups} group{plural}. Done in {minutes} min {rest} s.")
+    agreed = f"{len(groups)} group{'s' if len(groups) > 1 else ''} and {attention['outputs_equal']} attention outputs"
+    print(f"\nHardware and golden agree on {agreed}. Done in {minutes} min {rest} s.")
     return 0
 
 

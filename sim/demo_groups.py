@@ -14,11 +14,18 @@ from golden.errors import UserError
 from golden.model import ModelConfig, Prefill
 from golden.model.attention import BLOCK_TOKENS
 from golden.settings import KvoSettings
+from golden.state import fixed_mass
 
-__all__ = ["Group", "check_count", "choose", "golden_record", "golden_rows", "row_difference", "word_difference"]
-
-LEAST_LAYERS = 3
-GROUPS_PER_HEAD = 4
+__all__ = [
+    "Group",
+    "check_heads",
+    "choose_heads",
+    "closed_groups",
+    "golden_record",
+    "golden_rows",
+    "row_difference",
+    "word_difference",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,58 +45,50 @@ class Group:
         return f"layer {self.layer}, KV head {self.kv_head}, group {self.number}"
 
 
-def _spread(count: int, total: int) -> list[int]:
-    """``count`` of the numbers below ``total``, evenly spread, the first and the last among them."""
-    return [round(place * (total - 1) / max(count - 1, 1)) for place in range(count)]
+def _count(context: int, settings: KvoSettings) -> int:
+    """Groups of a head that are compressed when the newest query attends: not the open one, nor the one that waits."""
+    return (context - 1) // settings.group_tokens - 1
 
 
-def _closed_groups(context: int, settings: KvoSettings) -> int:
-    """Groups of a head that can be compressed: the last one has no later queries that vote."""
-    return context // settings.group_tokens - 1
+def check_heads(config: ModelConfig, context: int, settings: KvoSettings, count: int) -> None:
+    """``UserError`` when there are not so many heads to choose, or none of their groups is closed."""
+    if not 1 <= count <= config.layers:
+        raise UserError(f"the number of heads must be from 1 to {config.layers}, not {count}")
+    if _count(context, settings) < 1:
+        least = 2 * settings.group_tokens
+        raise UserError(f"a context of {context} tokens has no compressed group: more than {least} are needed")
 
 
-def check_count(config: ModelConfig, context: int, settings: KvoSettings, count: int) -> None:
-    """``UserError`` when a prefill of ``context`` tokens does not have ``count`` closed groups."""
-    most = _closed_groups(context, settings) * config.layers * config.kv_heads
-    if not 1 <= count <= most:
-        raise UserError(f"the number of groups must be from 1 to {most} with {context} tokens, not {count}")
+def choose_heads(config: ModelConfig, count: int) -> list[tuple[int, int]]:
+    """``count`` times a layer and a KV head: layers evenly spread from the first to the last, KV heads in turn."""
+    layers = [round(place * (config.layers - 1) / max(count - 1, 1)) for place in range(count)]
+    return [(layer, place % config.kv_heads) for place, layer in enumerate(layers)]
 
 
-def choose(
-    config: ModelConfig, sample: Prefill, calibration: ModelCalibration, settings: KvoSettings, count: int
+def closed_groups(
+    sample: Prefill, calibration: ModelCalibration, settings: KvoSettings, heads: Sequence[tuple[int, int]]
 ) -> list[Group]:
-    """``count`` closed groups of a prefill, spread over the layers, all KV heads and the whole text.
-
-    At least three layers, more if that is needed for about four groups a head. Groups of one head follow each other.
-    """
-    n, layers, context = settings.group_tokens, config.layers, len(sample.tokens) - 1
-    check_count(config, context, settings, count)
-    closed = _closed_groups(context, settings)
-    wanted = max(LEAST_LAYERS, -(-count // (config.kv_heads * min(GROUPS_PER_HEAD, closed))))
-    heads = [(layer, h) for layer in _spread(min(wanted, layers), layers) for h in range(config.kv_heads)]
-    if count < len(heads):
-        heads = [heads[place] for place in _spread(count, len(heads))]
-    chosen = []
-    for place, (layer, h) in enumerate(heads):
-        share = count // len(heads) + (place < count % len(heads))
-        for first, number in enumerate(_spread(share, closed)):
-            chosen.append(_group(sample, calibration, n, layer, h, number, load_calibration=first == 0))
-    return chosen
+    """All groups of these (layer, kv_head) that are compressed when the newest token of a prefill attends."""
+    count = _count(len(sample.tokens) - 1, settings)
+    return [
+        _group(sample, calibration, settings.group_tokens, layer, h, number)
+        for layer, h in heads
+        for number in range(count)
+    ]
 
 
-def _group(
-    sample: Prefill, calibration: ModelCalibration, n: int, layer: int, h: int, number: int, *, load_calibration: bool
-) -> Group:
+def _group(sample: Prefill, calibration: ModelCalibration, n: int, layer: int, h: int, number: int) -> Group:
     span = slice(number * n, (number + 1) * n)
     blocks = slice(span.start // BLOCK_TOKENS, (span.stop + n) // BLOCK_TOKENS)
     votes = np.asarray(sample.block_mass[layer, h, blocks, span], np.float32)
-    mass = np.floor(votes.sum(axis=0).astype(np.float64) * 65536 + 0.5)
+    # As golden's cache adds them up: each group's queries have their votes rounded.
+    mass = fixed_mass(votes.reshape(2, -1, n).sum(axis=1)).sum(axis=0)
     k_rows, v_rows = fixed_rows(calibration, layer, h, sample.k[layer, h, span], sample.v[layer, h, span])
     return Group(
         layer=layer,
         kv_head=h,
         number=number,
-        load_calibration=load_calibration,
+        load_calibration=number == 0,
         k_rows=k_rows,
         v_rows=v_rows,
         mass=mass.astype(np.uint32),

@@ -1,4 +1,4 @@
-"""Pictures of the demonstration: what is fetched, and one group before and after."""
+"""Pictures of the demonstration: what is fetched in all and by single queries, and one group before and after."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +14,13 @@ from golden.dsq.row_quantizer import quantize_token_rows
 from golden.dsq.salient import pick_salient
 from golden.errors import UserError
 from golden.evaluate import Row
+from golden.heads import Head
 from golden.settings import KvoSettings
+from sim.demo_attention import KINDS, attention_of_newest, fetched_by_newest, kinds_of_tokens
 from sim.demo_groups import Group
 from sim.demo_parts import PARTS
 
-__all__ = ["plot_group", "plot_traffic", "rebuilt_values"]
+__all__ = ["plot_attention", "plot_group", "plot_traffic", "rebuilt_values"]
 
 COLOURS = {
     "scan": "#1b4f72",
@@ -29,6 +31,20 @@ COLOURS = {
     "v_delta": "#e6a49c",
     "int8": "#9a9a9a",
 }
+#: of `KINDS`, in their order
+KIND_COLOURS = (
+    "#ffffff",
+    "#e4e4e4",
+    "#aed6f1",
+    "#2e86c1",
+    "#1b2f72",
+    "#f8c471",
+    "#c0392b",
+    "#b7c9a8",
+    "#4d7c2f",
+)
+#: attention below this has the colour of this
+LEAST_ATTENTION = 1e-5
 
 
 def _figure(width: float, height: float) -> Any:
@@ -122,4 +138,44 @@ def plot_group(
         figure.colorbar(image, ax=line, shrink=0.9)
     for axes in grid[1]:
         axes.set_xlabel("channel")
+    _save(figure, path)
+
+
+def _by_group(values: NDArray[Any], group_tokens: int) -> NDArray[np.float64]:
+    """``values[tokens]`` as a picture: a column a group, a row a token of it; NaN where there is no token."""
+    picture = np.full((-(-len(values) // group_tokens), group_tokens), np.nan)
+    picture.reshape(-1)[: len(values)] = values
+    return picture.T
+
+
+def plot_attention(heads: Sequence[Head], title: str, path: Path) -> None:
+    """Pictures of each head's tokens: the model's attention to them, and what the core fetches of them."""
+    from matplotlib.colors import ListedColormap, LogNorm
+    from matplotlib.patches import Patch
+
+    figure = _figure(11, 1.4 + 2.7 * len(heads))
+    grid = figure.subplots(len(heads), 2, sharex=True, sharey=True, squeeze=False)
+    figure.suptitle(title)
+    for head, (left, right) in zip(heads, grid, strict=True):
+        n, fetch = head.state.settings.group_tokens, fetched_by_newest(head)
+        weights = np.maximum(attention_of_newest(head), LEAST_ATTENTION)
+        norm = LogNorm(LEAST_ATTENTION, 1)
+        image = left.imshow(_by_group(weights, n), norm=norm, cmap="magma", aspect="auto", interpolation="nearest")
+        kinds = _by_group(kinds_of_tokens(head, fetch), n)
+        limits = {"vmin": -0.5, "vmax": len(KINDS) - 0.5}
+        right.imshow(kinds, cmap=ListedColormap(KIND_COLOURS), aspect="auto", interpolation="nearest", **limits)
+        name = f"layer {head.layer}, KV head {head.kv_head}"
+        scanned = f"{fetch.scanned.sum()} of {len(fetch.scanned)}"
+        shared = f", largest of {len(head.q)} query heads" if len(head.q) > 1 else ""
+        left.set_title(f"{name}: attention{shared}", fontsize=10)
+        right.set_title(f"{name}: what is read ({scanned} groups scanned)", fontsize=10)
+        left.set_ylabel("token of the group")
+    bar = figure.colorbar(image, ax=grid[:, 0].tolist(), aspect=40, pad=0.02)
+    bar.ax.set_title("share", fontsize=9)
+    for axes in grid[-1]:
+        axes.set_xlabel("group of the cache")
+    handles = [
+        Patch(facecolor=colour, edgecolor="0.5", label=name) for name, colour in zip(KINDS, KIND_COLOURS, strict=True)
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     _save(figure, path)

@@ -1,12 +1,10 @@
 """Hardware part of the demonstration: groups through the Quantizer and back through the Dequantizer on Verilator."""
 
-import io
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,14 @@ from cocotb_tests.lib import launch
 from golden.errors import UserError
 from golden.model import ModelConfig
 from golden.settings import KvoSettings
-from rtl.config import PRESETS, DsqConfig
+from rtl.config import PRESETS, AcceleratorConfig, DsqConfig, MhaConfig
 from rtl.dsq.dequantizer import Dequantizer
 from rtl.dsq.quantizer import Quantizer
 from sim.demo_groups import Group
+from sim.progress import watch
 from sim.simulators import SimulationError
 
 __all__ = ["HardwareError", "Rebuilt", "Records", "compress", "hardware_config", "preset_name", "rebuild"]
-
-POLL_SECONDS = 0.2
 
 
 class HardwareError(Exception):
@@ -52,23 +49,30 @@ class Rebuilt:
     seconds: float
 
 
-def hardware_config(model: ModelConfig, settings: KvoSettings) -> DsqConfig:
-    """The geometry of the blocks for a model and settings; `UserError` when they cannot be built for it."""
+def hardware_config(model: ModelConfig, context: int, settings: KvoSettings) -> AcceleratorConfig:
+    """The hardware for a model, context and settings; `UserError` when it cannot be built for them."""
     try:
-        return DsqConfig(
+        dsq = DsqConfig(
             head_dim=model.head_dim,
             group_tokens=settings.group_tokens,
             max_salient=max(16, settings.salient_tokens),
             delta_bits=settings.delta_bits,
             bus_bits=settings.bus_bits,
         )
+        mha = MhaConfig(
+            q_heads=model.q_heads // model.kv_heads,
+            tile_groups=settings.tile_groups,
+            max_groups=max(512, -(-context // settings.group_tokens)),
+        )
+        return AcceleratorConfig(dsq=dsq, mha=mha)
     except ValueError as error:
         raise UserError(f"the hardware cannot be built for {model.name}: {error}") from error
 
 
-def preset_name(config: DsqConfig) -> str | None:
-    """The preset of `rtl.build` that has this geometry, if there is one."""
-    return next((name for name, (_, preset) in PRESETS.items() if preset.dsq == config), None)
+def preset_name(config: AcceleratorConfig) -> str | None:
+    """The preset of `rtl.build` that has the same geometry and attention core, if there is one."""
+    wanted = config.dsq, config.mha
+    return next((name for name, (_, preset) in PRESETS.items() if (preset.dsq, preset.mha) == wanted), None)
 
 
 def compress(
@@ -152,35 +156,20 @@ def _run(
         "salient_tokens": settings.salient_tokens,
         **more,
     }
-    began, finished = time.perf_counter(), 0
-    with ThreadPoolExecutor(1) as worker, redirect_stdout(io.StringIO()):
-        job = worker.submit(
-            launch.run,
-            component,
-            name=f"dsq_{name}",
-            tb="cocotb_tests.tb_demo",
-            parameters=parameters,
-            simulators="verilator",
-            tests=test,
-        )
-        while not job.done():
-            time.sleep(POLL_SECONDS)
-            finished = _advance(folder / "progress", finished, advance)
-        _advance(folder / "progress", finished, advance)
+    run = partial(
+        launch.run,
+        component,
+        name=f"dsq_{name}",
+        tb="cocotb_tests.tb_demo",
+        parameters=parameters,
+        simulators="verilator",
+        tests=test,
+    )
+    began = time.perf_counter()
     try:
-        job.result()
+        watch(run, folder / "progress", advance)
     except SimulationError as error:
         raise HardwareError(f"the {name} could not be simulated: {error}") from error
     except AssertionError as error:
         raise HardwareError(f"the {name} did not finish: {error}") from error
     return np.load(folder / "output.npz"), time.perf_counter() - began
-
-
-def _advance(progress: Path, before: int, advance: Callable[[int], None]) -> int:
-    """Report what has been finished since ``before``; returns how many there are now."""
-    try:
-        now = int(progress.read_text())
-    except (FileNotFoundError, ValueError):  # not begun, or just being written
-        return before
-    advance(now - before)
-    return now
