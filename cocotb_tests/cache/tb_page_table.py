@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
+from copy import deepcopy
 
 import cocotb
 
@@ -73,6 +74,34 @@ class Bench:
         page = table.lookup(*place)
         return 0 if page is None else page | 1 << self.page_bits
 
+    async def beside(self, commands: list[Command], places: list[tuple[int, int, int]]) -> int:
+        """Give commands and lookups at once; each lookup sees all that was replied to, all or nothing of what is not.
+
+        Returns the number of lookups that had a choice.
+        """
+        self.queue(commands)
+        self.queue_lookups(places)
+        words = await self.page.recv(len(places))
+        await self.reply.recv(len(commands))
+        # One golden has done the commands that were replied to, the other those that were taken, one more at most.
+        replied, taken = deepcopy(self.golden), self.golden
+        pending = [
+            (replied, deque(zip(commands, self.reply.transfers[-len(commands) :], strict=True)), 0),
+            (taken, deque(zip(commands, self.command.transfers[-len(commands) :], strict=True)), 1),
+        ]
+        choices = 0
+        cycles_ = self.lookup.transfers[-len(places) :]
+        for place, word, cycle in zip(places, words, cycles_, strict=True):
+            for table, queue, later in pending:
+                while queue and queue[0][1] + later <= cycle:
+                    apply(table, queue.popleft()[0])
+            allowed = {self.expected_page(replied, place), self.expected_page(taken, place)}
+            choices += len(allowed) - 1
+            assert word in allowed, f"lookup {place} in cycle {cycle} gave {word:#x}, not one of {allowed}"
+        for command, _ in pending[1][1]:
+            apply(taken, command)
+        return choices
+
     async def compare(self) -> None:
         """Look everything up, count every stream, compare the numbers of free pages."""
         places = lookups(self.golden)
@@ -117,10 +146,9 @@ async def matches_golden(dut, stall, lookup_stall):
 @cocotb.test()
 @cocotb.parametrize((("stall", "lookup_stall"), [("none", "none"), ("random", "none"), ("none", "bursty")]))
 async def lookups_see_whole_commands(dut, stall, lookup_stall):
-    """Lookups beside commands see all that was replied to, and of the command under way all or nothing."""
     bench = Bench(dut, stall, lookup_stall)
     await start(dut)
-    table, draw = bench.golden, bench.draw
+    table, draw = bench.new_golden(), bench.draw
     commands, places = [], []
     for _ in range(params()["steps"]):
         new = random_step(draw, table)
@@ -128,31 +156,37 @@ async def lookups_see_whole_commands(dut, stall, lookup_stall):
             apply(table, command)
         commands += new
     for _ in range(4 * len(commands)):
-        dense = draw.randrange(2)
-        pages = [
-            (number, sequence.blocks_begin if dense else 0, sequence.blocks_end)
-            for number, sequence in enumerate(table.sequences)
-            if sequence is not None
-        ]
-        number, low, high = draw.choice(pages or [(0, 0, 1)])
+        number, dense = draw.randrange(bench.config.max_sequences), draw.randrange(2)
+        sequence = table.sequences[number]
+        low, high = (sequence.blocks_begin, sequence.blocks_end) if sequence and dense else (0, bench.config.max_groups)
         places.append((number, dense, draw.choice([draw.randint(max(low - 1, 0), high), draw.randint(0, high)])))
-    bench.queue(commands)
-    bench.queue_lookups(places)
-    words = await bench.page.recv(len(places))
-    await bench.reply.recv(len(commands))
+    await bench.beside(commands, places)
+    await bench.compare()
+    await bench.end()
 
-    # One golden has done the commands that were replied to, the other those that were taken, one more at most.
-    replied, taken = bench.new_golden(), bench.new_golden()
-    pending = [
-        [replied, deque(zip(commands, bench.reply.transfers, strict=True)), 0],
-        [taken, deque(zip(commands, bench.command.transfers, strict=True)), 1],
-    ]
-    for place, word, cycle in zip(places, words, bench.lookup.transfers, strict=True):
-        for table, queue, later in pending:
-            while queue and queue[0][1] + later <= cycle:
-                apply(table, queue.popleft()[0])
-        allowed = {bench.expected_page(replied, place), bench.expected_page(taken, place)}
-        assert word in allowed, f"lookup {place} in cycle {cycle} gave {word:#x}, not one of {allowed}"
+
+@cocotb.test()
+async def lookups_see_no_half_of_a_fork_or_an_end(dut):
+    """All pages of a sequence are looked up while it is forked, grows, and ends."""
+    bench = Bench(dut)
+    await start(dut)
+    config, draw = bench.config, bench.draw
+    if config.max_sequences == 1:
+        return
+    choices = 0
+    for _ in range(20):
+        source, fork = draw.sample(range(config.max_sequences), 2)
+        blocks = min(config.max_groups, config.block_pages - 1, draw.randint(2, 12))
+        await bench.give([Command(PageOp.OPEN, source), *[Command(PageOp.BLOCK, source)] * blocks])
+        for _ in range(draw.randint(0, min(blocks - 1, config.record_pages))):
+            await bench.all_commit(source)
+            await bench.one(PageOp.RELEASE, source)
+        commands = [Command(PageOp.FORK, fork, source), Command(PageOp.BLOCK, fork), Command(PageOp.RECORD, fork)]
+        commands += [Command(PageOp.END, source), Command(PageOp.END, fork)]
+        pages = [(fork, dense, group) for dense in (0, 1) for group in range(blocks + 1)]
+        choices += await bench.beside(commands, draw.choices(pages, k=8 * blocks + 60 + config.streams))
+    assert choices
+    await bench.compare()
     await bench.end()
 
 
