@@ -57,7 +57,7 @@ def test_matches_golden_in_the_default_geometry(simulator):
     ids=["default", "few", "many"],
 )
 def test_matches_golden_in_further_geometries(simulator, config):
-    run(simulator, config, steps=1200, sweep=200)
+    run(simulator, config, steps=500, sweep=100)
 
 
 def test_golden_by_hand():
