@@ -1,4 +1,8 @@
-"""Named DRAM parts: geometry and timing as their datasheets give them, for the model in `cocotb_tests.lib.dram`."""
+"""Named DRAM parts: geometry and timing, for the model in `cocotb_tests.lib.dram`.
+
+A comment names the table a figure was read in. `unchecked` marks figures that are usual for the part's speed grade or that
+follow from its protocol, and that have not been compared with its data sheet.
+"""
 
 import math
 from dataclasses import dataclass
@@ -59,7 +63,7 @@ PARTS = {
             data_bits=64,
             rate=2400,
             burst_bytes=64,  # BL8
-            # Table "Addressing", 512 Meg x 8: 4 bank groups of 4 banks, page 1 KB
+            # As the SPD of modules of such devices says: 4 bank groups of 4 banks, page 1 KB
             banks=16,
             groups=4,
             row_bytes=8 * 1024,
@@ -69,16 +73,18 @@ PARTS = {
             rp=14.16,
             cl=14.16,
             ras=32,
-            cwl=12 * _DDR4_CK,
-            # Table 157 "Electrical Characteristics and AC Timing Parameters", DDR4-2400, page 1 KB
-            rrd=4 * _DDR4_CK,  # tRRD_S: greater of 4CK or 3.3 ns
-            faw=21,  # greater of 20CK or 21 ns
+            cwl=12 * _DDR4_CK,  # 12 or 16
+            # Table 157 "Electrical Characteristics and AC Timing Parameters", DDR4-2400
             ccd_l=6 * _DDR4_CK,  # greater of 4CK or 5 ns; whole clocks
             rtp=7.5,  # greater of 4CK or 7.5 ns
+            # SPD of a DDR4-2400 module of 4 Gb x8 devices: tRRD_S 3.3 ns, here 4CK; tRFC1
+            rrd=4 * _DDR4_CK,
+            rfc=260,
+            # unchecked
+            faw=21,
             wr=15,
-            wtr=7.5,  # tWTR_L: greater of 4CK or 7.5 ns
-            rtw=2 * _DDR4_CK,  # figures "READ to WRITE": one clock between, one of write preamble
-            rfc=260,  # table "Refresh parameters by device density", 4 Gb, tRFC1
+            wtr=7.5,  # tWTR_L
+            rtw=2 * _DDR4_CK,  # a clock between, a clock of write preamble
             refi=7800,
         ),
         # One die with two channels of 16 bits, run in lock-step: both get the same commands.
@@ -88,35 +94,35 @@ PARTS = {
             data_bits=32,
             rate=3200,
             burst_bytes=64,  # BL16
-            # Table "SDRAM Addressing": 8 banks per channel, page 2 KB per channel
+            # First page, "Features" and table 1 "Key Timing Parameters", -062: 8 banks per channel, READ latency 28,
+            # WRITE latency set A 14
             banks=8,
-            row_bytes=2 * 2048,
-            # Table 1 "Key Timing Parameters", -062: READ latency 28, WRITE latency set A 14
-            cl=28 * _LPDDR4_CK + 3.5,  # and tDQSCK, at most 3.5 ns
-            cwl=14 * _LPDDR4_CK + _LPDDR4_CK,  # and tDQSS, 1CK
-            # Tables of core AC timing, which are those of JEDEC JESD209-4
-            rcd=18,  # greater of 18 ns or 4CK
-            rp=18,  # tRPpb: greater of 18 ns or 3CK
+            cl=28 * _LPDDR4_CK + 3.5,  # and tDQSCK, unchecked
+            cwl=14 * _LPDDR4_CK + _LPDDR4_CK,  # and tDQSS, unchecked
+            # NXP's page "Timing parameters" of its DDR tool, after JEDEC's LPDDR4 standard, 3200 MT/s
+            rp=18,
             ras=42,
-            rrd=10,  # greater of 10 ns or 4CK
-            faw=40,
-            rtp=7.5,  # greater of 7.5 ns or 8CK
-            wr=18,  # greater of 18 ns or 4CK
-            wtr=10,  # greater of 10 ns or 8CK
-            rtw=3.5 + 2 * _LPDDR4_CK,  # tDQSCK, at most 3.5 ns, and the write preamble
-            rfc=130,  # tRFCab, 2 Gb per channel
             refi=3904,
+            # unchecked
+            row_bytes=2 * 2048,  # page 2 KB per channel
+            rcd=18,
+            rrd=10,
+            faw=40,
+            rtp=7.5,
+            wr=18,
+            wtr=10,
+            rtw=3.5 + 2 * _LPDDR4_CK,  # tDQSCK and the write preamble
+            rfc=130,  # tRFCab, 2 Gb per channel; 180 with 4 Gb
         ),
-        # The SDRAM of ULX3S boards: one device.
+        # One device, of the kind that ULX3S boards carry (they differ in the maker).
         Part(
             name="sdr-133",
             source="Micron MT48LC16M16A2-75, 256Mb SDRAM data sheet",
             data_bits=16,
             rate=1000 / _SDR_CK,
             burst_bytes=16,  # BL8
-            # Table "Address Table", 16 Meg x 16: 4 banks, 512 columns
             banks=4,
-            row_bytes=512 * 2,
+            row_bytes=512 * 2,  # 512 columns, as LiteDRAM has it
             # Table 12 "Electrical Characteristics and Recommended AC Operating Conditions", -75
             rcd=20,
             rp=20,
@@ -125,7 +131,7 @@ PARTS = {
             wr=15,
             rfc=66,
             refi=64e6 / 8192,  # tREF 64 ms, 8192 rows
-            # Table "AC Functional Characteristics" and the figures "READ Command", CAS latency 3
+            # CAS latency 3; the rest follows from the protocol, unchecked
             cl=3 * _SDR_CK,
             rtp=8 * _SDR_CK,  # PRECHARGE CL - 1 clocks before the last data
             rtw=_SDR_CK,  # one clock of high impedance
