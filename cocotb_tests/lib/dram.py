@@ -8,11 +8,11 @@ from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for, ceil_log2, exact_log2
 
-from cocotb_tests.lib._dram_axi import AxiSignature
 from cocotb_tests.lib._dram_rules import Rule, watch_rules
 from cocotb_tests.lib._dram_timer import CYCLE_BITS, DramTimer
 from cocotb_tests.lib._dram_words import DRAM_SOURCES, ERROR_RANGES, DramWords, error_of, stalls
 from cocotb_tests.lib.dram_config import TICKS, DramConfig
+from rtl.cache.axi import AxiSignature
 
 __all__ = ["CHANNELS", "COUNTERS", "DRAM_SOURCES", "ERROR_RANGES", "DramModel", "DramSignature", "Rule", "attach"]
 

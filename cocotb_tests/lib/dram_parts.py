@@ -1,7 +1,7 @@
 """Named DRAM parts: geometry and timing, for the model in `cocotb_tests.lib.dram`.
 
-A comment names the table a figure was read in. `unchecked` marks figures that are usual for the part's speed grade or that
-follow from its protocol, and that have not been compared with its data sheet.
+A comment names the table a figure was read in. `unchecked` marks figures that are usual for the part's speed grade, or
+that follow from its protocol, and that have not been compared with its data sheet.
 """
 
 import math
