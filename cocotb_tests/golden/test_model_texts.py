@@ -8,11 +8,12 @@ from golden.model import load_tokenizer, texts
 
 def test_names():
     assert texts.names() == ["legal", "prose", "tech"] and texts.CALIBRATION == "code"
+    assert texts.TUNING == ("code", "manual")
 
 
 def test_each_text_fills_the_longest_context():
     tokenizer = load_tokenizer()
-    for name in [*texts.names(), texts.CALIBRATION]:
+    for name in [*texts.names(), *texts.TUNING]:
         assert 8193 <= len(tokenizer.encode(texts.read(name))) <= 12000
 
 
@@ -42,7 +43,7 @@ def test_rejects_what_is_no_text(tmp_path):
     with pytest.raises(UserError) as caught:
         texts.read("novel")
     assert str(caught.value) == (
-        "no text 'novel': it is none of legal, prose, tech, code, and no readable file (No such file or directory)"
+        "no text 'novel': it is none of legal, prose, tech, code, manual, and no readable file (No such file or directory)"
     )
     with pytest.raises(UserError, match=r"^no text '(long ){8}\.\.\.': it is none of .* \(File name too long\)$"):
         texts.read("long " * 1000)

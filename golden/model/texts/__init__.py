@@ -5,10 +5,13 @@ from pathlib import Path
 
 from golden.errors import UserError
 
-__all__ = ["CALIBRATION", "names", "read"]
+__all__ = ["CALIBRATION", "TUNING", "names", "read"]
 
 CALIBRATION = "code"
-"""Name of the text that settings and calibrated tables may be found on; the others are for evaluation only."""
+"""Name of the text that tables are calibrated on."""
+
+TUNING = (CALIBRATION, "manual")
+"""Names of the texts that settings are searched on; the others are for evaluation only."""
 
 FOLDER = Path(__file__).parent
 FILES = {
@@ -16,12 +19,13 @@ FILES = {
     "prose": ("prose.txt",),
     "tech": ("tech.txt",),
     "code": ("code.txt",),
+    "manual": ("manual.txt",),
 }
 
 
 def names() -> list[str]:
     """Names of the evaluation texts."""
-    return [name for name in FILES if name != CALIBRATION]
+    return [name for name in FILES if name not in TUNING]
 
 
 def read(name: str | Path) -> str:
