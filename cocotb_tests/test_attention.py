@@ -11,7 +11,8 @@ import sim.attention
 from cocotb_tests.lib import launch
 from golden.errors import UserError
 from rtl.config import preset
-from sim.attention import DifferenceError, _figures, _head, main, simulate, table
+from sim.attention import DifferenceError, _figures, main, simulate, table
+from sim.workloads import head_named
 
 
 @pytest.mark.parametrize(
@@ -36,9 +37,9 @@ def test_refuses_impossible_options(capsys, arguments, message):
 
 
 def test_heads_are_read():
-    assert _head("14.1") == (14, 1)
+    assert head_named("14.1") == (14, 1)
     with pytest.raises(UserError):
-        _head("14")
+        head_named("14")
 
 
 ROW = {

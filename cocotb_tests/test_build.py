@@ -95,7 +95,11 @@ def test_manifest_tells_the_cycles(built):
         "row_latency",
         "mass_latency",
     }
-    assert all(value > 0 for block in ("hcap_history", "mha_core") for value in blocks[block]["cycles"].values())
+    layout, word = preset(name).memory_map, dsq.bus_bits // 8
+    assert blocks["kv_cache"]["cycles"]["record_page_bytes"] == layout.stride(False) * word
+    assert set(blocks["accelerator"]["cycles"]) == set(blocks["mha_core"]["cycles"]) | set(blocks["kv_cache"]["cycles"])
+    others = ("hcap_history", "mha_core", "kv_cache", "accelerator")
+    assert all(value > 0 for block in others for value in blocks[block]["cycles"].values())
 
 
 def test_modules_have_plain_names(built):
@@ -181,7 +185,7 @@ def test_list_names_presets_and_blocks(capsys):
         (["--preset", "huge", "-o", "x"], "preset must be one of tiny, smollm2, ulx3s, llama2-7b, dac25, not 'huge'"),
         (
             ["--preset", "tiny", "--block", "x", "-o", "x"],
-            "block must be one of dsq_quantizer, dsq_dequantizer, hcap_history, mha_core, not 'x'",
+            f"block must be one of {', '.join(NAMES)}, not 'x'",
         ),
         (["--config", "none.toml", "-o", "x"], "cannot read config 'none.toml': No such file or directory"),
         (["--what"], "unrecognized arguments: --what (see --help)"),
@@ -200,7 +204,7 @@ def test_mistakes_end_with_one_line_and_code_2(tmp_path):
     done = command("--preset", "tiny", "-o", str(file))
     assert (done.returncode, done.stderr) == (2, f"error: cannot write to '{file}': File exists\n")
     done = command("--preset", "tiny", "--block", "x", module="fpga.synth")
-    message = "error: block must be one of dsq_quantizer, dsq_dequantizer, hcap_history, mha_core, not 'x'\n"
+    message = f"error: block must be one of {', '.join(NAMES)}, not 'x'\n"
     assert (done.returncode, done.stderr) == (2, message)
 
 
@@ -234,11 +238,12 @@ def test_yosys_errors_are_passed_on(tmp_path):
 
 def test_reports_belong_to_the_presets_of_today():
     reports = sorted(synth.RESULTS.glob("*.json"))
-    kept = {f"{family}-{name}.json" for family in ("dsq", "mha") for name in ("smollm2", "ulx3s")}
+    kept = {f"{family}-{name}.json" for family in synth.FAMILIES for name in ("smollm2", "ulx3s")}
     assert kept <= {path.name for path in reports}
     for path in reports:
         report = json.loads(path.read_text())
         family = path.name.split("-")[0]
         assert path.name == f"{family}-{report['preset']}.json"
-        assert report["config"] == preset(report["preset"]).to_dict()
-        assert list(report["blocks"]) == [name for name in NAMES if name.startswith("dsq_") == (family == "dsq")]
+        wanted = preset(report["preset"]).to_dict()
+        assert report["config"] == {table: wanted[table] for table in synth.FAMILIES[family].tables}
+        assert list(report["blocks"]) == list(synth.FAMILIES[family].blocks)

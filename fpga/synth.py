@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,24 @@ from rtl.build import BLOCKS, CommandParser, block_named, emit, fix_hashes
 from rtl.config import PRESETS, AcceleratorConfig, load_config, preset
 from rtl.emit import YosysError, run_yosys
 
-__all__ = ["CELLS", "synthesize"]
+__all__ = ["CELLS", "FAMILIES", "Family", "synthesize"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Blocks that have a report together, and the tables of the config that they depend on."""
+
+    blocks: tuple[str, ...]
+    tables: tuple[str, ...]
+
+
+FAMILIES = {
+    "dsq": Family(("dsq_quantizer", "dsq_dequantizer"), ("dsq",)),
+    "mha": Family(("hcap_history", "mha_core"), ("dsq", "mha")),
+    "cache": Family(("kv_cache",), ("dsq", "mha", "cache")),
+}
 #: the cells that are reported, and what they are
 CELLS = {
     "LUT4": "lookup tables of 4 inputs",
@@ -111,12 +127,17 @@ def _parser() -> CommandParser:
     what.add_argument("--config", metavar="FILE", help="TOML file instead of a preset")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--block", metavar="NAME", help=f"only this block: {names}")
-    which.add_argument("--all", action="store_true", help="all blocks (this is what happens without --block, too)")
+    which.add_argument("--family", choices=list(FAMILIES), help="only the blocks of a report")
+    which.add_argument(
+        "--all",
+        action="store_true",
+        help="all blocks but the accelerator, which is made of them (this is what happens without --block, too)",
+    )
     parser.add_argument(
         "--json",
         metavar="FILE",
-        help="file for the figures; by default, for all blocks of a preset, fpga/results/dsq-PRESET.json and "
-        "mha-PRESET.json (mha_core, hcap_history), else none",
+        help="file for the figures; by default, for all blocks or a family of a preset, "
+        f"fpga/results/FAMILY-PRESET.json ({', '.join(FAMILIES)}), else none",
     )
     return parser
 
@@ -125,14 +146,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     options = _parser().parse_args(arguments)
     config = preset(options.preset) if options.config is None else load_config(options.config)
-    blocks = [block_named(options.block)] if options.block else list(BLOCKS)
-    targets: dict[Path, list[str]] = {}
+    families = [options.family] if options.family else list(FAMILIES)
+    names = [options.block] if options.block else [name for family in families for name in FAMILIES[family].blocks]
+    blocks = [block_named(name) for name in names]
+    every = tuple(config.to_dict())
+    targets: dict[Path, Family] = {}
     if options.json is not None:
-        targets[Path(options.json)] = [block.name for block in blocks]
+        targets[Path(options.json)] = Family(tuple(names), every)
     elif options.config is None and not options.block:
-        for family in ("dsq", "mha"):
-            names = [block.name for block in blocks if block.name.startswith("dsq_") == (family == "dsq")]
-            targets[RESULTS / f"{family}-{options.preset}.json"] = names
+        targets = {RESULTS / f"{family}-{options.preset}.json": FAMILIES[family] for family in families}
 
     texts = [emit(block, config)[0] for block in blocks]
     try:
@@ -144,8 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = {name: cells for name, (cells, _) in areas.items()}
     print(_table(results))
     name = options.preset if options.config is None else None
-    for target, names in targets.items():
-        report = _report(name, config, {block: areas[block] for block in names})
+    for target, family in targets.items():
+        tables = {table: config.to_dict()[table] for table in family.tables}
+        report = _report(name, config, tables, {block: areas[block] for block in family.blocks})
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -156,11 +179,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(
-    name: str | None, config: AcceleratorConfig, areas: dict[str, tuple[dict[str, int], str]]
+    name: str | None,
+    config: AcceleratorConfig,
+    tables: dict[str, Any],
+    areas: dict[str, tuple[dict[str, int], str]],
 ) -> dict[str, Any]:
     report = {
         "preset": name,
-        "config": config.to_dict(),
+        "config": tables,
         "target": "ecp5",
         "tools": {"yosys": sorted({version for _, version in areas.values()})[0]},
         "blocks": {block: cells for block, (cells, _) in areas.items()},

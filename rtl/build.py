@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import EnumMeta
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +17,8 @@ from amaranth.hdl import Shape
 from amaranth.lib import data, stream, wiring
 
 from golden.errors import UserError, main_guard
+from rtl.cache.axi_reader import AxiReader
+from rtl.cache.cache import KvCache
 from rtl.config import PRESETS, AcceleratorConfig, load_config, preset
 from rtl.dsq.dequantizer import Dequantizer
 from rtl.dsq.quantizer import Quantizer
@@ -28,6 +31,7 @@ from rtl.mha.query import QueryPreparer
 from rtl.mha.scores import ScoreArray
 from rtl.mha.softmax import StreamingSoftmax
 from rtl.mha.value_sum import ValueSum
+from rtl.top import Accelerator
 
 __all__ = ["BLOCKS", "Block", "CommandParser", "block_named", "emit", "fix_hashes"]
 
@@ -99,6 +103,19 @@ def _core_timing(config: AcceleratorConfig) -> dict[str, Any]:
     }
 
 
+def _cache_timing(config: AcceleratorConfig) -> dict[str, Any]:
+    """Of its parts; strides and sizes of the pools in bytes."""
+    layout, word = config.memory_map, config.dsq.bus_bits // 8
+    return {
+        "read_address_latency": AxiReader.ADDRESS_LATENCY,
+        "read_word_latency": AxiReader.WORD_LATENCY,
+        "record_page_bytes": layout.stride(False) * word,
+        "block_page_bytes": layout.stride(True) * word,
+        "record_pool_bytes": layout.pool_words(False) * word,
+        "block_pool_bytes": layout.pool_words(True) * word,
+    }
+
+
 BLOCKS = (
     Block(
         name="dsq_quantizer",
@@ -123,6 +140,18 @@ BLOCKS = (
         summary="queries to attention outputs and masses, on compressed records and INT8 tokens",
         create=MhaCore,
         timing=_core_timing,
+    ),
+    Block(
+        name="kv_cache",
+        summary="pages of records and INT8 tokens in DRAM behind AXI4",
+        create=KvCache,
+        timing=_cache_timing,
+    ),
+    Block(
+        name="accelerator",
+        summary="attention of query after query on caches in DRAM",
+        create=Accelerator,
+        timing=lambda config: {**_core_timing(config), **_cache_timing(config)},
     ),
 )
 
@@ -190,17 +219,22 @@ def _described(block: Block, component: wiring.Component, config: AcceleratorCon
 
 
 def _members(path: tuple[str, ...], signature: wiring.Signature) -> Iterator[tuple[tuple[str, ...], wiring.Member]]:
-    """Ports and streams of a signature, those of inner interfaces with their path."""
+    """Ports and streams of a signature, those of inner interfaces and of arrays with their path."""
     for name, member in signature.members.items():
-        if member.is_port or isinstance(member.signature, stream.Signature):
-            yield (*path, name), member
-        else:
-            yield from _members((*path, name), member.signature)
+        for indices in product(*map(range, member.dimensions)):
+            inner = (*path, name, *map(str, indices))
+            if member.is_port or isinstance(member.signature, stream.Signature):
+                yield inner, member
+            else:
+                yield from _members(inner, member.signature)
 
 
 def _port(name: str, flow: wiring.Flow, shape: Any) -> dict[str, Any]:
     direction = "input" if flow == wiring.In else "output"
-    return {"name": name, "direction": direction, "width": Shape.cast(shape).width}
+    port = {"name": name, "direction": direction, "width": Shape.cast(shape).width}
+    if isinstance(shape, data.StructLayout) and not name.endswith("__payload"):
+        port["fields"] = list(_fields("", 0, shape))
+    return port
 
 
 def _fields(name: str, offset: int, shape: Any) -> Iterator[dict[str, Any]]:

@@ -114,7 +114,7 @@ class CacheConfig:
     record_pages: int = 256
     block_pages: int = 16
     max_burst: int = 16
-    outstanding: int = 16
+    outstanding: int = 32
     gemm_ports: int = 4
     l1_words: int = 512
     l2_words: int = 512

@@ -19,13 +19,12 @@ from tqdm import tqdm
 from cocotb_tests.lib import launch
 from golden.errors import UserError, main_guard
 from golden.heads import Head
-from golden.model import load_model
 from rtl.build import fix_hashes
 from rtl.config import AcceleratorConfig, preset
 from rtl.mha.core import MhaCore
 from sim.progress import watch
 from sim.simulators import ROOT, SimulationError
-from sim.workloads import attention_heads, check_context
+from sim.workloads import attention_heads, check_context, head_named
 
 __all__ = ["MODES", "DifferenceError", "main", "simulate"]
 
@@ -152,17 +151,6 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _head(text: str) -> tuple[int, int]:
-    c = load_model().config
-    try:
-        layer, kv_head = (int(part) for part in text.split("."))
-    except ValueError:
-        raise UserError(f"a head must be LAYER.KV_HEAD, such as 14.1, not '{text}'") from None
-    if not (0 <= layer < c.layers and 0 <= kv_head < c.kv_heads):
-        raise UserError(f"a head must lie within 0.0 and {c.layers - 1}.{c.kv_heads - 1}, not {text}")
-    return layer, kv_head
-
-
 @main_guard
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
@@ -175,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.queries < 3 or args.latency < 1:
         raise UserError("--queries must be at least 3, --latency at least 1")
     modes = MODES[1:] if args.no_dense else MODES
-    wanted, progress, began = [_head(head) for head in args.heads], sys.stderr.isatty(), time.perf_counter()
+    wanted, progress, began = [head_named(head) for head in args.heads], sys.stderr.isatty(), time.perf_counter()
     heads = [
         head
         for context in args.context

@@ -15,7 +15,7 @@ from golden.model.attention import BLOCK_TOKENS
 from golden.settings import default_settings
 from rtl.config import AcceleratorConfig
 
-__all__ = ["attention_heads", "check_context"]
+__all__ = ["attention_heads", "check_context", "head_named"]
 
 
 @cache
@@ -28,6 +28,18 @@ def check_context(context: int) -> None:
     most = _model().config.context_length * (len(texts.names()) + 1)
     if not 2 <= context <= most:
         raise UserError(f"a context must be from 2 to {most} tokens, not {context}")
+
+
+def head_named(text: str) -> tuple[int, int]:
+    """Layer and KV head of the embedded model from ``14.1``; `UserError` when it has none such."""
+    c = _model().config
+    try:
+        layer, kv_head = (int(part) for part in text.split("."))
+    except ValueError:
+        raise UserError(f"a head must be LAYER.KV_HEAD, such as 14.1, not '{text}'") from None
+    if not (0 <= layer < c.layers and 0 <= kv_head < c.kv_heads):
+        raise UserError(f"a head must lie within 0.0 and {c.layers - 1}.{c.kv_heads - 1}, not {text}")
+    return layer, kv_head
 
 
 def attention_heads(

@@ -3,14 +3,18 @@
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from amaranth.utils import bits_for
 from numpy.typing import NDArray
 
+from cocotb_tests.golden.draws import generator
+from cocotb_tests.golden.draws import state as random_state
+from golden.cache.cache import fetched_words
 from golden.dsq.compressor import Calibration
 from golden.dsq.record import RecordLayout, pack
-from golden.mha.core import attend
+from golden.mha.core import Fetch, attend
 from golden.mha.mass import normalize
 from golden.mha.query import prepare_query
 from golden.mha.scores import scores
@@ -29,6 +33,9 @@ __all__ = [
     "job_fields",
     "make_query",
     "queries_of",
+    "random_cache",
+    "random_settings",
+    "read_words",
     "received_rows",
     "records_of",
     "words_of",
@@ -88,6 +95,7 @@ class Query:
     out: NDArray[np.int16]  # [G, head_dim]
     token_mass: NDArray[np.int64]  # of the INT8 tokens
     group_mass: NDArray[np.int64]  # of the compressed groups
+    fetch: Fetch
     status: tuple[Fault, int] = (Fault.NONE, 0)  # and the group
 
 
@@ -139,6 +147,19 @@ def queries_of(
         yield make_query(trimmed(state, keep), q_rows[:, i : i + 1], config, records, shift=shift)
 
 
+def read_words(query: Query, config: AcceleratorConfig) -> int:
+    """Words that golden reads for a query."""
+    c = config.dsq
+    layout = RecordLayout(
+        head_dim=c.head_dim,
+        group_tokens=c.group_tokens,
+        salient_tokens=query.settings.salient_tokens,
+        delta_bits=c.delta_bits,
+        bus_bits=c.bus_bits,
+    )
+    return int(fetched_words(query.fetch, layout).sum())
+
+
 def trimmed(state: HeadState, keep: int) -> HeadState:
     """The cache as it was with ``keep`` INT8 tokens."""
     made = copy.copy(state)
@@ -182,7 +203,40 @@ def make_query(
         out=out[:, 0],
         token_mass=mass[1],
         group_mass=mass[0],
+        fetch=fetch,
     )
+
+
+def random_settings(config: AcceleratorConfig, **changes: Any) -> KvoSettings:
+    """Settings that keep some of everything in random caches."""
+    c = config.dsq
+    return replace(
+        KvoSettings(
+            group_tokens=c.group_tokens,
+            salient_tokens=min(4, c.max_salient),
+            sink_tokens=2,
+            delta_bits=c.delta_bits,
+            bus_bits=c.bus_bits,
+            history_drop=0.25,
+            tile_groups=config.mha.tile_groups,
+            keep_fraction=0.5,
+            estimate_margin=4.0,
+            value_margin=3.0,
+        ),
+        **changes,
+    )
+
+
+def random_cache(
+    config: AcceleratorConfig, label: str, *, groups: int, count: int, size: float = 700, **changes: Any
+) -> tuple[HeadState, NDArray[np.int16]]:
+    """A random cache of ``groups`` groups and ``count`` newer tokens, and their queries of magnitude ``size``."""
+    c = config.dsq
+    draw = generator("core", label, c.head_dim)
+    settings = random_settings(config, **changes)
+    made = random_state(draw, settings, groups * c.group_tokens, c.head_dim, opened=count)
+    rows = np.clip(draw.normal(0, size, (config.mha.q_heads, count, c.head_dim)), -32768, 32767)
+    return made, rows.astype(np.int16)
 
 
 def beats(rows: NDArray[np.int16], lanes: int) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 import cocotb
 import numpy as np
 
-from cocotb_tests.golden.draws import generator, state
+from cocotb_tests.golden.draws import generator
 from cocotb_tests.lib import params, stalls
 from cocotb_tests.lib.bench import cycles, reset, start
 from cocotb_tests.lib.stream import StreamMonitor, StreamSink, StreamSource
@@ -20,11 +20,11 @@ from cocotb_tests.mha.attention import (
     job_fields,
     make_query,
     queries_of,
+    random_cache,
     received_rows,
     records_of,
 )
 from golden.dsq.record import HEADER_BYTES
-from golden.settings import KvoSettings
 from golden.state import HeadState
 from rtl.config import AcceleratorConfig, DsqConfig, MhaConfig
 from rtl.mha._requests import Fault
@@ -103,39 +103,9 @@ class Bench:
         assert self.memory.idle and all(source.idle for source in self.sources.values())
 
 
-def settings_of(**changes: Any) -> KvoSettings:
-    """Settings that keep some of everything in random caches."""
-    c = CONFIG.dsq
-    return replace(
-        KvoSettings(
-            group_tokens=c.group_tokens,
-            salient_tokens=min(4, c.max_salient),
-            sink_tokens=2,
-            delta_bits=c.delta_bits,
-            bus_bits=c.bus_bits,
-            history_drop=0.25,
-            tile_groups=CONFIG.mha.tile_groups,
-            keep_fraction=0.5,
-            estimate_margin=4.0,
-            value_margin=3.0,
-        ),
-        **changes,
-    )
-
-
-def random_cache(label: str, *, groups: int, count: int, size: float = 700, **changes: Any) -> tuple[HeadState, Any]:
-    """A random cache and the queries of its newest tokens."""
-    draw = generator("core", label, CONFIG.dsq.head_dim)
-    made = state(
-        draw, settings_of(**changes), groups * CONFIG.dsq.group_tokens, CONFIG.dsq.head_dim, opened=count
-    )
-    rows = np.clip(draw.normal(0, size, (CONFIG.mha.q_heads, count, CONFIG.dsq.head_dim)), -32768, 32767)
-    return made, rows.astype(np.int16)
-
-
 def random_queries(label: str, **arguments: Any) -> list[Query]:
     """Queries on a random cache."""
-    made, rows = random_cache(label, **arguments)
+    made, rows = random_cache(CONFIG, label, **arguments)
     return list(queries_of(made, rows, CONFIG, shift=SHIFT))
 
 
@@ -198,7 +168,7 @@ async def matches_golden_in_dense_mode(dut):
     """All tokens as INT8 blocks: the same rows, no records."""
     bench = Bench(dut)
     await start(dut)
-    made, rows = random_cache("dense", groups=0, count=3)
+    made, rows = random_cache(CONFIG, "dense", groups=0, count=3)
     tokens = (5 if CONFIG.dsq.group_tokens > 16 else 7) * CONFIG.dsq.group_tokens // 2
     draw = generator("dense rows")
     k, v = draw.normal(0, 3000, (2, tokens, CONFIG.dsq.head_dim)).astype(np.int16)
@@ -237,7 +207,7 @@ async def faulty_records_count_as_not_scanned(dut):
     """An impossible salient count, delta width, run length or scale; the query is finished, the next one is right."""
     bench = Bench(dut)
     await start(dut)
-    made, rows = random_cache("faults", groups=6, count=2)
+    made, rows = random_cache(CONFIG, "faults", groups=6, count=2)
     whole = make_query(made, rows[:, 1:2], CONFIG, records_of(made, CONFIG), shift=SHIFT)
     salient = made.settings.salient_tokens
     group = [item["group"] for item in whole.scan if not item["dense"]][1]
@@ -262,7 +232,7 @@ async def bad_scans_are_refused(dut):
     """Counts beyond the hardware, more groups than it keeps, failing memory, nothing to scan."""
     bench = Bench(dut)
     await start(dut)
-    made, rows = random_cache("scans", groups=4, count=2)
+    made, rows = random_cache(CONFIG, "scans", groups=4, count=2)
     records = records_of(made, CONFIG)
     whole = make_query(made, rows[:, 1:2], CONFIG, records, shift=SHIFT)
     most = CONFIG.dsq.max_salient

@@ -105,12 +105,12 @@ class MemoryMap:
         return (stream * self.pages(dense) + page) * self.stride(dense)
 
 
-def fetched_words(fetch: Fetch, layout: RecordLayout, waiting: int) -> NDArray[np.int64]:
+def fetched_words(fetch: Fetch, layout: RecordLayout) -> NDArray[np.int64]:
     """Bus words that each of the n queries of ``fetch`` reads, all in one: ``[n]``.
 
-    Of every scanned record header and upper nibbles, then the rows that are fetched. Of the INT8 tokens, ``waiting``
-    ones of a full group and the open ones behind them, scales and rows of K, scales of V of a group of which any row of
-    V is read, and those rows. Every row of a record that is narrower than a word shares it with others.
+    Of every scanned record header and upper nibbles, then the rows that are fetched. Of the INT8 tokens, blocks of
+    ``layout.group_tokens`` but for the last one, scales and rows of K, scales of V of a block of which any row of V is
+    read, and those rows. Raises `ValueError` when rows of a record share words.
     """
     word = layout.bus_bits // 8
     block = BlockLayout(head_dim=layout.head_dim, group_tokens=layout.group_tokens, bus_bits=layout.bus_bits)
@@ -118,9 +118,9 @@ def fetched_words(fetch: Fetch, layout: RecordLayout, waiting: int) -> NDArray[n
     total = np.zeros(queries, np.int64)
     for i in range(queries):
         last = tokens - queries + 1 + i
-        for span in (slice(0, waiting), slice(waiting, last)):
-            near = int(fetch.v_int8[i, span].sum())
-            size = span.stop - span.start
+        for start in range(0, last, layout.group_tokens):
+            size = min(layout.group_tokens, last - start)
+            near = int(fetch.v_int8[i, start : start + size].sum())
             scales = -(-8 * size // layout.bus_bits)
             total[i] += scales + size * block.row_words + (scales + near * block.row_words if near else 0)
     if not fetch.scanned.size:

@@ -46,6 +46,7 @@ class AxiReader(wiring.Component):
         and have data without meaning. None if ``count`` is 0.
     o : array of streams ``data, error``; ``error`` marks the words that came with SLVERR or DECERR
     share, pressure : see `Arbiter`
+    asking : per port: a burst waits for its grant
     fault : the first word with SLVERR or DECERR since ``fault_clear``: ``valid, requester, address, response``
     words : per port: words read from the bus
     waits : per port: cycles in which a burst with room in the buffer was not granted
@@ -67,6 +68,7 @@ class AxiReader(wiring.Component):
                 "o": Out(stream.Signature(word_shape(config))).array(config.ports),
                 "share": In(SHARE_BITS),
                 "pressure": In(UNDER_WAY_BITS),
+                "asking": Out(config.ports),
                 "fault": Out(config.fault_shape),
                 "fault_clear": In(1),
                 "words": Out(counts),
@@ -93,9 +95,11 @@ class AxiReader(wiring.Component):
             wiring.connect(m, wiring.flipped(self.i_request[k]), port.i_request)
             wiring.connect(m, port.o, wiring.flipped(self.o[k]))
             granted = arbiter.grant[k]
+            beats = port.burst.payload.beats
             m.d.comb += [
                 arbiter.ask[k].eq(port.burst.valid),
-                arbiter.beats[k].eq(port.burst.payload.beats),
+                self.asking[k].eq(port.burst.valid),
+                arbiter.beats[k].eq(beats),
                 port.burst.ready.eq(granted),
                 port.beat.eq(arrives & (axi.rid == k)),
                 port.word.data.eq(Mux(arrives, axi.rdata, 0)),  # unknown bits would go to words of bad requests
@@ -105,7 +109,7 @@ class AxiReader(wiring.Component):
                 m.d.comb += [
                     stage.i.payload.port.eq(k),
                     stage.i.payload.address.eq(port.burst.payload.address),
-                    stage.i.payload.beats.eq(port.burst.payload.beats),
+                    stage.i.payload.beats.eq(beats),
                 ]
             with m.If(port.beat):
                 m.d.sync += [self.words[k].eq(self.words[k] + 1), beat_index[k].eq(beat_index[k] + 1)]
