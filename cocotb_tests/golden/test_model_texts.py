@@ -43,7 +43,8 @@ def test_rejects_what_is_no_text(tmp_path):
     with pytest.raises(UserError) as caught:
         texts.read("novel")
     assert str(caught.value) == (
-        "no text 'novel': it is none of legal, prose, tech, code, manual, and no readable file (No such file or directory)"
+        "no text 'novel': it is none of legal, prose, tech, code, manual, and no readable file "
+        "(No such file or directory)"
     )
     with pytest.raises(UserError, match=r"^no text '(long ){8}\.\.\.': it is none of .* \(File name too long\)$"):
         texts.read("long " * 1000)
