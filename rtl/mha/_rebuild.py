@@ -235,6 +235,9 @@ class RebuildEngine(wiring.Component):
                     m.next = "IDLE"
                     with m.If(tile.last):
                         m.next = "END"
+                # All that groups under way need is kept with them: the query's next records may follow at once.
+                with m.Elif(~tile.last & ~tile.dense & self.i.valid & ~self.i.payload.dense):
+                    m.next = "IDLE"
             with m.State("END"):
                 m.d.comb += self._ending.eq(1)
                 with m.If(self.o_token.ready):
