@@ -44,7 +44,8 @@ def run(config: AcceleratorConfig, simulator: str, dram: dict, tests: str | None
 
 @launch.simulators()
 def test_smallest_geometry(simulator):
-    run(preset("tiny"), simulator, {"part": "ideal", "latency": 6})
+    quick = "attention_reads_pages$|bytes_at|forks|memory_errors|records_count|bad_writes"
+    run(preset("tiny"), simulator, {"part": "ideal", "latency": 6}, quick if simulator == "icarus" else None)
 
 
 @launch.simulators("verilator")
