@@ -1,0 +1,1 @@
+"""Proofs of properties by yosys-smtbmc; the properties lie outside of the hardware."""
