@@ -8,8 +8,18 @@ from typing import Any
 
 from golden.cache.cache import MemoryMap
 from golden.errors import UserError
+from golden.gemm.array import accumulator_bits
 
-__all__ = ["PRESETS", "AcceleratorConfig", "CacheConfig", "DsqConfig", "MhaConfig", "load_config", "preset"]
+__all__ = [
+    "PRESETS",
+    "AcceleratorConfig",
+    "CacheConfig",
+    "DsqConfig",
+    "GemmConfig",
+    "MhaConfig",
+    "load_config",
+    "preset",
+]
 
 
 def _require(condition: bool, requirement: str, value: object) -> None:
@@ -137,12 +147,66 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GemmConfig:
+    """Sizes of a GEMM core.
+
+    Parameters
+    ----------
+    rows, columns: of the PE array, 1 to 64 activation rows and 2 to 64 outputs, the latter even.
+    act_bits: of an activation code, 8 to 16.
+    max_k: the longest activation row, 1 to 65536; no sum of so many products overflows.
+    act_words: k steps that the codes of a command may take in all its row tiles, at least ``max_k``.
+    weight_words: k steps of weights that are kept for further row tiles, a power of two from 16.
+    row_lanes: elements of an activation row that are taken in a cycle, a power of two from 1 to 64.
+    pairs: pairs of outputs that are finished in a cycle, a divisor of ``columns / 2``, a power of two.
+    """
+
+    rows: int = 8
+    columns: int = 8
+    act_bits: int = 12
+    max_k: int = 2048
+    act_words: int = 2048
+    weight_words: int = 2048
+    row_lanes: int = 8
+    pairs: int = 1
+
+    def __post_init__(self) -> None:
+        def power_of_two(n: int) -> bool:
+            return n > 0 and n & (n - 1) == 0
+
+        _require(1 <= self.rows <= 64, "rows must be from 1 to 64", self.rows)
+        even = 2 <= self.columns <= 64 and self.columns % 2 == 0
+        _require(even, "columns must be an even number from 2 to 64", self.columns)
+        _require(8 <= self.act_bits <= 16, "act_bits must be from 8 to 16", self.act_bits)
+        _require(1 <= self.max_k <= 1 << 16, "max_k must be from 1 to 65536", self.max_k)
+        enough = self.max_k <= self.act_words <= 1 << 20
+        _require(enough, f"act_words must be from max_k={self.max_k} to 1048576", self.act_words)
+        fits = power_of_two(self.weight_words) and 16 <= self.weight_words <= 1 << 16
+        _require(fits, "weight_words must be a power of two from 16 to 65536", self.weight_words)
+        lanes = power_of_two(self.row_lanes) and self.row_lanes <= 64
+        _require(lanes, "row_lanes must be a power of two from 1 to 64", self.row_lanes)
+        pairs = power_of_two(self.pairs) and self.columns % (2 * self.pairs) == 0
+        _require(pairs, f"pairs must be a power of two that divides columns/2={self.columns // 2}", self.pairs)
+
+    @property
+    def acc_bits(self) -> int:
+        """Width of a sum in the array."""
+        return accumulator_bits(self.act_bits, self.max_k)
+
+    @property
+    def beats(self) -> int:
+        """Transfers of ``pairs`` pairs that make up a row of the array."""
+        return self.columns // (2 * self.pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AcceleratorConfig:
     """Everything that is fixed when the hardware is generated; one member for each kind of block."""
 
     dsq: DsqConfig = field(default_factory=DsqConfig)
     mha: MhaConfig = field(default_factory=MhaConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
+    gemm: GemmConfig = field(default_factory=GemmConfig)
 
     def __post_init__(self) -> None:
         most = 2 * self.dsq.head_dim
@@ -185,6 +249,7 @@ PRESETS: dict[str, tuple[str, AcceleratorConfig]] = {
             cache=CacheConfig(
                 addr_bits=20, streams=3, record_pages=64, block_pages=16, gemm_ports=2, l1_words=32, l2_words=32
             ),
+            gemm=GemmConfig(rows=2, columns=4, max_k=96, act_words=96, weight_words=64, row_lanes=2),
         ),
     ),
     "smollm2": (
@@ -196,6 +261,7 @@ PRESETS: dict[str, tuple[str, AcceleratorConfig]] = {
         AcceleratorConfig(
             dsq=DsqConfig(delta_bits=4, lanes=4, bus_bits=32),
             cache=CacheConfig(addr_bits=25, max_sequences=2, record_pages=64, block_pages=4),
+            gemm=GemmConfig(rows=4, columns=4, max_k=1536, act_words=1536, weight_words=16, row_lanes=2),
         ),
     ),
     "llama2-7b": (
@@ -204,6 +270,9 @@ PRESETS: dict[str, tuple[str, AcceleratorConfig]] = {
             dsq=DsqConfig(head_dim=128, delta_bits=4, lanes=32, bus_bits=256),
             mha=MhaConfig(q_heads=1),
             cache=CacheConfig(addr_bits=40, max_sequences=20, streams=1024, record_pages=16384, block_pages=64),
+            gemm=GemmConfig(
+                rows=16, columns=16, max_k=11008, act_words=22016, weight_words=16384, row_lanes=16, pairs=2
+            ),
         ),
     ),
     "dac25": (
@@ -212,6 +281,9 @@ PRESETS: dict[str, tuple[str, AcceleratorConfig]] = {
             dsq=DsqConfig(head_dim=128, max_salient=13, lanes=32, bus_bits=256),
             mha=MhaConfig(q_heads=1),
             cache=CacheConfig(addr_bits=40, max_sequences=20, streams=1024, record_pages=16384, block_pages=64),
+            gemm=GemmConfig(
+                rows=16, columns=16, max_k=11008, act_words=22016, weight_words=16384, row_lanes=16, pairs=2
+            ),
         ),
     ),
 }

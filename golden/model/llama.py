@@ -11,7 +11,7 @@ from golden.errors import UserError
 from golden.model.attention import causal_attention
 from golden.model.gguf_file import GgufFile, open_gguf
 
-__all__ = ["KvCache", "Model", "ModelConfig", "load_model"]
+__all__ = ["KvCache", "LayerWeights", "Model", "ModelConfig", "load_model"]
 
 Float = npt.NDArray[np.float32]
 Tokens = Sequence[int] | npt.NDArray[np.integer]
@@ -37,7 +37,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Layer:
+class LayerWeights:
     """Weights of one layer; matrices [outputs, inputs], the norms' gains [hidden]."""
 
     attention_norm: Float
@@ -165,13 +165,32 @@ class Model:
             made += fresh
         return made
 
-    def _rotate(self, x: Float, positions: npt.NDArray[np.integer]) -> Float:
-        """Rotary embedding of x [heads, T, head_dim]."""
+    def weights(self, layer: int) -> LayerWeights:
+        """The float weights of `layer`."""
+        return self._layers[layer]
+
+    @property
+    def output(self) -> Float:
+        """The projection to logits [vocab, hidden]."""
+        return self._output
+
+    @property
+    def output_norm(self) -> Float:
+        """The last norm's gain [hidden]."""
+        return self._output_norm
+
+    def rotary(self, positions: npt.NDArray[np.integer]) -> tuple[Float, Float]:
+        """Cosines and sines [T, head_dim / 2] of the rotary embedding at `positions` [T]."""
         needed = int(positions.max(initial=-1)) + 1
         if needed > len(self._rotary[0]):
             angles = np.arange(max(needed, 1024))[:, None] * self._frequencies
             self._rotary = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-        cos, sin = (table[positions] for table in self._rotary)
+        cos, sin = self._rotary
+        return cos[positions], sin[positions]
+
+    def _rotate(self, x: Float, positions: npt.NDArray[np.integer]) -> Float:
+        """Rotary embedding of x [heads, T, head_dim]."""
+        cos, sin = self.rotary(positions)
         even, odd = x[..., 0::2], x[..., 1::2]
         rotated = np.empty(x.shape, np.float32)
         rotated[..., 0::2] = even * cos - odd * sin
@@ -253,7 +272,7 @@ def _refuse_unknown_tensors(file: GgufFile, layers: int) -> None:
         raise UserError(f"{file.path} holds the tensor {unknown[0]!r}, which a plain Llama-type model does not have")
 
 
-def _read_layer(file: GgufFile, c: ModelConfig, layer: int) -> _Layer:
+def _read_layer(file: GgufFile, c: ModelConfig, layer: int) -> LayerWeights:
     """Weights of one layer as float32."""
     prefix = f"blk.{layer}."
 
@@ -265,7 +284,7 @@ def _read_layer(file: GgufFile, c: ModelConfig, layer: int) -> _Layer:
 
     q_width, kv_width = c.q_heads * c.head_dim, c.kv_heads * c.head_dim
     widths = {"attn_q": q_width, "attn_k": kv_width, "attn_v": kv_width}
-    return _Layer(
+    return LayerWeights(
         attention_norm=gain("attn_norm"),
         qkv=np.concatenate([matrix(name, width, c.hidden) for name, width in widths.items()]),
         attention_output=matrix("attn_output", c.hidden, q_width),

@@ -1,0 +1,1 @@
+"""Integer GEMM with fused norm: exact functions of the blocks under `rtl/gemm`."""

@@ -1,0 +1,92 @@
+"""A model's float weights as a GEMM core takes them: INT8 rows, one scale per output, gains and biases folded in."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from golden.gemm.epilogue import Columns
+
+__all__ = ["Projection", "encode_scale", "epsilon_code", "fold_norm", "pair_halves", "quantize_projection"]
+
+Float = NDArray[np.floating]
+_LIMIT = 127
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """``weights[N, K]`` and the columns' parameters."""
+
+    weights: NDArray[np.int8]
+    columns: Columns
+
+
+def encode_scale(scale: Float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Positive numbers as ``mantissa * 2**-shift``, mantissa from 2**15 to 2**16 - 1 (zero: 0, 0).
+
+    Raises ``ValueError`` when a shift is not from -64 to 63.
+    """
+    fraction, exponent = np.frexp(np.asarray(scale, np.float64))
+    mantissa = np.floor(fraction * 65536 + 0.5).astype(np.int64)
+    shift = np.where(mantissa > 0, 16 - exponent.astype(np.int64), 0)
+    carried = mantissa == 65536
+    mantissa, shift = np.where(carried, 32768, mantissa), np.where(carried, shift - 1, shift)
+    if shift.min(initial=0) < -64 or shift.max(initial=0) > 63:
+        raise ValueError(f"scales must be from 2**-48 to 2**79, not {np.min(scale)!r} to {np.max(scale)!r}")
+    return mantissa, shift
+
+
+def epsilon_code(epsilon: float, k: int, fraction_bits: int) -> int:
+    """The ``epsilon`` of `prepare_rows` for rows of ``k`` elements with so many fraction bits; at most 48 bits."""
+    return min(int(epsilon * k * k * 4.0**fraction_bits + 0.5), (1 << 48) - 1)
+
+
+def fold_norm(
+    weight: Float, gain: Float, offset: Float | None = None, *, centered: bool = False
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """A norm's ``gain[K]`` and ``offset[K]`` folded into ``weight[N, K]``: the new weight, and a bias ``[N]``.
+
+    centered: the norm takes off the mean, which is the same as weights whose rows sum to zero.
+    """
+    wide = weight.astype(np.float64)
+    bias = np.zeros(len(wide)) if offset is None else wide @ offset
+    folded = wide * gain
+    return (folded - folded.mean(axis=1, keepdims=True) if centered else folded), bias
+
+
+def pair_halves(count: int, head_dim: int) -> NDArray[np.int64]:
+    """The rows of a weight of ``count`` outputs in the order that makes elements i and i + head_dim / 2 neighbours."""
+    heads = np.arange(count).reshape(-1, 2, head_dim // 2)
+    return heads.transpose(0, 2, 1).ravel()
+
+
+def quantize_projection(
+    weight: Float, *, unit: Float | float, input_unit: float, bias: Float | None = None, centered: bool = False
+) -> Projection:
+    """INT8 weights of ``weight[N, K]``, each row with its own scale, for outputs in ``unit`` (one number, or ``[N]``).
+
+    input_unit: what one code stands for before the row's exponent; with a norm, K. bias: ``[N]``, in the same unit as
+    the weights' products. centered: every row of INT8 weights sums to exactly zero, as the float weight's must.
+    """
+    wide = weight.astype(np.float64)
+    step = np.abs(wide).max(axis=1) / _LIMIT
+    scaled = wide / np.where(step > 0, step, 1)[:, None]
+    codes = np.floor(scaled + 0.5)
+    if centered:
+        codes = _sum_to_zero(scaled, codes)
+    mantissa, shift = encode_scale(step * input_unit / unit)
+    fixed = np.zeros(len(wide)) if bias is None else np.floor(bias / unit + 0.5)
+    columns = Columns(scale=mantissa, shift=shift, bias=np.clip(fixed, -(2.0**31), 2.0**31 - 1).astype(np.int64))
+    return Projection(weights=codes.astype(np.int8), columns=columns)
+
+
+def _sum_to_zero(scaled: NDArray[np.float64], codes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Codes moved by one where that costs least, until every row sums to zero."""
+    codes = codes.copy()
+    for row, exact in zip(codes, scaled, strict=True):
+        excess = int(row.sum())
+        sign = np.sign(excess)
+        room = row * -sign < _LIMIT
+        cost = np.where(room, (row - sign - exact) ** 2 - (row - exact) ** 2, np.inf)
+        row[np.argsort(cost, kind="stable")[: abs(excess)]] -= sign
+    return codes

@@ -1,0 +1,129 @@
+"""A language model in the arithmetic of the GEMM cores; attention is anybody's, as with `Model`."""
+
+import numpy as np
+import numpy.typing as npt
+
+from golden.calibrate import ModelCalibration, to_fixed
+from golden.gemm.core import Command, project
+from golden.gemm.epilogue import GATE_FRACTION_BITS, ROTARY_FRACTION_BITS, Function
+from golden.gemm.prologue import Norm
+from golden.gemm.weights import Projection, epsilon_code, fold_norm, quantize_projection
+from golden.model import Model
+from golden.model.llama import ModelConfig, Tokens
+from golden.settings import LOG2E
+
+__all__ = ["ACTIVATION_BITS", "RESIDUAL_FRACTION_BITS", "IntegerLayer", "IntegerModel"]
+
+Float = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.int32]
+Rotary = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+ACTIVATION_BITS = 12
+#: of the residual stream, of SwiGLU's output and of logits
+RESIDUAL_FRACTION_BITS = 12
+_UNIT = 2.0**-RESIDUAL_FRACTION_BITS
+
+
+class IntegerLayer:
+    """The four projections of a layer and their commands; all rows are integers.
+
+    `qkv` gives INT16 rows with the fraction bits of ``calibration`` (q with ``log2(e) / sqrt(head_dim)`` in it),
+    `attention_output` takes INT16 rows with ``v_fraction`` fraction bits, those of the layer's coarsest KV head.
+    """
+
+    def __init__(self, model: Model, calibration: ModelCalibration, layer: int) -> None:
+        c, w = model.config, model.weights(layer)
+        fractions = (calibration.q_fraction, calibration.k_fraction, calibration.v_fraction)
+        q_unit, k_unit, v_unit = (2.0 ** -fraction[layer].astype(np.float64) for fraction in fractions)
+        q_unit = np.repeat(q_unit, c.q_heads // c.kv_heads) * np.sqrt(c.head_dim) / LOG2E
+        units = np.repeat(np.concatenate([q_unit, k_unit, v_unit]), c.head_dim)
+        self.v_fraction = int(calibration.v_fraction[layer].min())
+        epsilon = epsilon_code(c.norm_eps, c.hidden, RESIDUAL_FRACTION_BITS)
+        qkv, _ = fold_norm(w.qkv, w.attention_norm)
+        gate_up, _ = fold_norm(w.gate_up, w.ffn_norm)
+        gate_up = gate_up.reshape(2, c.ffn, c.hidden).transpose(1, 0, 2).reshape(2 * c.ffn, c.hidden)
+        gate_units = np.tile([2.0**-GATE_FRACTION_BITS, _UNIT], c.ffn)
+        self.qkv = quantize_projection(qkv, unit=units, input_unit=c.hidden)
+        self.attention_output = quantize_projection(w.attention_output, unit=_UNIT, input_unit=2.0**-self.v_fraction)
+        self.gate_up = quantize_projection(gate_up, unit=gate_units, input_unit=c.hidden)
+        self.down = quantize_projection(w.down, unit=_UNIT, input_unit=_UNIT)
+        self.qkv_command = Command(
+            norm=Norm.RMS,
+            epsilon=epsilon,
+            function=Function.ROTARY,
+            rotary_columns=(c.q_heads + c.kv_heads) * c.head_dim,
+            head_dim=c.head_dim,
+            narrow=True,
+        )
+        self.gate_up_command = Command(norm=Norm.RMS, epsilon=epsilon, function=Function.SWIGLU)
+
+
+class IntegerModel:
+    """``model`` with projections, norms, rotary embedding, SwiGLU and residual sums in integers, bit for bit as a core.
+
+    A `LanguageModel`: residuals are INT32 rows with 12 fraction bits; q, k and v are given, and attention is taken, in
+    float32, as attention elsewhere wants them; the numbers are those of the INT16 rows of ``calibration``.
+    """
+
+    def __init__(self, model: Model, calibration: ModelCalibration, *, act_bits: int = ACTIVATION_BITS) -> None:
+        self.config: ModelConfig = model.config
+        self.act_bits = act_bits
+        self._model, self._calibration = model, calibration
+        self.layers = [IntegerLayer(model, calibration, layer) for layer in range(self.config.layers)]
+        weight, _ = fold_norm(model.output, model.output_norm)
+        self._head = quantize_projection(weight, unit=_UNIT, input_unit=self.config.hidden)
+        epsilon = epsilon_code(self.config.norm_eps, self.config.hidden, RESIDUAL_FRACTION_BITS)
+        self._head_command = Command(norm=Norm.RMS, epsilon=epsilon)
+
+    def embed(self, tokens: Tokens) -> Rows:
+        """Token ids [T] to residual rows [T, hidden]."""
+        return np.floor(self._model.embed(tokens).astype(np.float64) / _UNIT + 0.5).astype(np.int32)
+
+    def rotary(self, positions: npt.NDArray[np.integer]) -> Rotary:
+        """Cosines and sines [T, head_dim / 2] of ``positions``, 14 fraction bits."""
+        one = 2.0**ROTARY_FRACTION_BITS
+        cos, sin = (np.floor(table * one + 0.5).astype(np.int64) for table in self._model.rotary(positions))
+        return cos, sin
+
+    def qkv(self, layer: int, x: Rows, positions: npt.NDArray[np.integer]) -> tuple[Float, Float, Float]:
+        """As `Model.qkv`."""
+        c, own, table = self.config, self.layers[layer], self._calibration
+        rows = self._project(x, own.qkv, own.qkv_command, rotary=self.rotary(positions))
+        split = rows.reshape(len(x), c.q_heads + 2 * c.kv_heads, c.head_dim).transpose(1, 0, 2).astype(np.float32)
+        q, k, v = np.split(split, [c.q_heads, c.q_heads + c.kv_heads])
+        fractions = (table.q_fraction, table.k_fraction, table.v_fraction)
+        q_unit, k_unit, v_unit = (np.exp2(-fraction[layer].astype(np.float32))[:, None, None] for fraction in fractions)
+        q_unit = np.repeat(q_unit, c.q_heads // c.kv_heads, axis=0) * np.float32(np.sqrt(c.head_dim) / LOG2E)
+        return q * q_unit, k * k_unit, v * v_unit
+
+    def finish(self, layer: int, x: Rows, attention: Float) -> Rows:
+        """As `Model.finish`; attention is rounded to INT16 rows."""
+        own = self.layers[layer]
+        rows = to_fixed(attention.transpose(1, 0, 2).reshape(len(x), -1), own.v_fraction)
+        x = self._project(rows, own.attention_output, Command(), residual=x)
+        middle = self._project(x, own.gate_up, own.gate_up_command)
+        return self._project(middle, own.down, Command(), residual=x)
+
+    def logits(self, x: Rows) -> Float:
+        """As `Model.logits`."""
+        return (self._project(x, self._head, self._head_command) * _UNIT).astype(np.float32)
+
+    def _project(
+        self,
+        x: npt.NDArray[np.integer],
+        projection: Projection,
+        command: Command,
+        *,
+        rotary: Rotary | None = None,
+        residual: Rows | None = None,
+    ) -> Rows:
+        rows, _ = project(
+            x,
+            projection.weights,
+            projection.columns,
+            command,
+            act_bits=self.act_bits,
+            rotary=rotary,
+            residual=residual,
+        )
+        return rows

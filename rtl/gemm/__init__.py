@@ -1,0 +1,1 @@
+"""GEMM cores: PE array, norm prologue, epilogue, the core."""
