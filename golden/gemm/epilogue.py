@@ -17,6 +17,7 @@ __all__ = [
     "SIGMOID",
     "Columns",
     "Function",
+    "finish_beats",
     "rotate_pairs",
     "scale_sums",
     "sigmoid",
@@ -44,7 +45,8 @@ class Function(IntEnum):
 class Columns:
     """What each of N columns is multiplied by, ``scale * 2**-shift``, and the ``bias`` that is added then; all ``[N]``.
 
-    scale is 0 or from 2**15 to 2**16 - 1, shift from -64 to 63, bias has 32 bits and the unit of the output.
+    scale is 0 or from 2**15 to 2**16 - 1, shift from -64 to 63, bias has 32 bits and the unit of the output. Where rows
+    have parameters of their own, all are ``[M, N]``.
     """
 
     scale: NDArray[np.int64]
@@ -76,7 +78,8 @@ def scale_sums(
 def rotate_pairs(y: NDArray[np.int64], cos: NDArray[np.int64], sin: NDArray[np.int64]) -> NDArray[np.int64]:
     """Pairs ``y[..., P, 2]``, saturated to 18 bits, turned by angles with ``cos, sin[..., P]`` of 14 fraction bits.
 
-    ``half_up`` of each sum of two products; the results have 19 bits.
+    ``half_up`` of each sum of two products; the results have 19 bits where ``cos, sin`` are those of an angle, at most
+    21 elsewhere.
     """
     first, second = saturate(y[..., 0], ROTARY_BITS), saturate(y[..., 1], ROTARY_BITS)
     turned = np.stack([first * cos - second * sin, first * sin + second * cos], axis=-1)
@@ -103,3 +106,29 @@ def swiglu_pairs(y: NDArray[np.int64]) -> NDArray[np.int64]:
     gate, up = saturate(y[..., 0], GATE_BITS), saturate(y[..., 1], GATE_BITS)
     silu = half_up(gate * sigmoid(gate), 16)
     return saturate(half_up(silu * up, GATE_FRACTION_BITS), 32)
+
+
+def finish_beats(
+    sums: NDArray[np.int64],
+    factor: NDArray[np.int64],
+    exponent: NDArray[np.int64],
+    columns: Columns,
+    cos: NDArray[np.int64],
+    sin: NDArray[np.int64],
+    function: NDArray[np.int64],
+    residual: NDArray[np.int64],
+    narrow: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """Beats of sums ``[B, 2P]``, each with its own parameters, to elements ``[B, 2P]`` of 32 bits, or 16 if ``narrow``.
+
+    cos, sin: ``[B, P]``, for `Function.ROTARY`. residual: ``[B, 2P]``, zero where there is none. With `Function.SWIGLU`
+    the P results come first, then zeros.
+    """
+    y = scale_sums(sums, factor, exponent, columns)
+    pairs = y.reshape(*cos.shape, 2)
+    turned = rotate_pairs(pairs, cos, sin).reshape(y.shape)
+    products = swiglu_pairs(pairs)
+    halves = np.concatenate([products, np.zeros_like(products)], axis=1)
+    is_rotary, is_swiglu = (function[:, None] == kind for kind in (Function.ROTARY, Function.SWIGLU))
+    out = np.where(is_rotary, turned, np.where(is_swiglu, halves, y)) + residual
+    return np.where(narrow[:, None], saturate(out, 16), saturate(out, 32))

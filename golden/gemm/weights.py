@@ -24,7 +24,7 @@ class Projection:
 def encode_scale(scale: Float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Positive numbers as ``mantissa * 2**-shift``, mantissa from 2**15 to 2**16 - 1 (zero: 0, 0).
 
-    Raises ``ValueError`` when a shift is not from -64 to 63.
+    Off by at most 2**-16, relatively. Raises ``ValueError`` when a shift is not from -64 to 63.
     """
     fraction, exponent = np.frexp(np.asarray(scale, np.float64))
     mantissa = np.floor(fraction * 65536 + 0.5).astype(np.int64)
