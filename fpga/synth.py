@@ -16,7 +16,17 @@ from rtl.build import BLOCKS, CommandParser, block_named, emit, fix_hashes
 from rtl.config import PRESETS, AcceleratorConfig, load_config, preset
 from rtl.emit import YosysError, run_yosys
 
-__all__ = ["CELLS", "FAMILIES", "Family", "synthesize"]
+__all__ = [
+    "CELLS",
+    "FAMILIES",
+    "RESULTS",
+    "Family",
+    "cells_of",
+    "run_script",
+    "synthesize",
+    "write_report",
+    "yosys_version",
+]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -49,7 +59,7 @@ TABLES = {"LUT4": 1, "CCU2C": 2, "TRELLIS_DPR16X4": 4}
 DEVICE = {"tables": 83640, "TRELLIS_FF": 83640, "MULT18X18D": 156, "DP16KD": 208}
 
 
-def _run(script: str, directory: Path) -> None:
+def run_script(script: str, directory: Path) -> None:
     """Run a script with the yosys on PATH or, if there is none, with the one in Python."""
     native = shutil.which("yosys")
     if native is None:
@@ -59,6 +69,30 @@ def _run(script: str, directory: Path) -> None:
     done = subprocess.run([native, "script.ys"], cwd=directory, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise YosysError((done.stderr or done.stdout)[-2000:].strip())
+
+
+def cells_of(statistics: dict[str, Any]) -> dict[str, int]:
+    """The reported cells in what yosys' ``stat -json`` has written."""
+    counted: dict[str, int] = statistics["design"]["num_cells_by_type"]
+    cells = {cell: counted.get(cell, 0) for cell in CELLS}
+    cells["tables"] = sum(cells[cell] * tables for cell, tables in TABLES.items())
+    return cells
+
+
+def yosys_version(statistics: dict[str, Any]) -> str:
+    """The version of yosys that has written them."""
+    version = re.search(r"Yosys (\S+)", statistics["creator"])
+    return version[1] if version else "unknown"
+
+
+def write_report(report: dict[str, Any], target: Path) -> None:
+    """Write a report as JSON and say so."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write '{target}': {error.strerror}") from None
+    print(f"written to {target}")
 
 
 def synthesize(verilog: str, module: str) -> tuple[dict[str, int], str]:
@@ -76,13 +110,9 @@ def synthesize(verilog: str, module: str) -> tuple[dict[str, int], str]:
             f"synth_ecp5 -top {module}",
             "tee -q -o stat.json stat -json",
         ]
-        _run("\n".join(commands) + "\n", directory)
+        run_script("\n".join(commands) + "\n", directory)
         statistics = json.loads((directory / "stat.json").read_text())
-    counted: dict[str, int] = statistics["design"]["num_cells_by_type"]
-    version = re.search(r"Yosys (\S+)", statistics["creator"])
-    cells = {cell: counted.get(cell, 0) for cell in CELLS}
-    cells["tables"] = sum(cells[cell] * tables for cell, tables in TABLES.items())
-    return cells, version[1] if version else "unknown"
+    return cells_of(statistics), yosys_version(statistics)
 
 
 def _multipliers(config: AcceleratorConfig, count: int) -> dict[str, int]:
@@ -169,12 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for target, family in targets.items():
         tables = {table: config.to_dict()[table] for table in family.tables}
         report = _report(name, config, tables, {block: areas[block] for block in family.blocks})
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"cannot write '{target}': {error.strerror}") from None
-        print(f"written to {target}")
+        write_report(report, target)
     return 0
 
 

@@ -68,7 +68,7 @@ def test_matches_golden(simulator, tmp_path):
     ids=("16x16", "4x4", "5x12", "3x8"),
 )
 def test_matches_golden_in_further_geometries(simulator, config):
-    run(simulator, config, tiles=1000)
+    run(simulator, config, tiles=400)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 64, 65, 576, 65536])
