@@ -66,7 +66,7 @@ def test_matches_golden(simulator, tmp_path):
     ids=("ulx3s", "llama2-7b", "widest", "1023"),
 )
 def test_matches_golden_in_further_geometries(simulator, config):
-    run(simulator, config, commands=300, powers=3000, corner_k=300)
+    run(simulator, config, commands=100, powers=600, corner_k=300)
 
 
 def test_finds_roots_of_the_default_model_while_the_next_row_comes_in():
