@@ -75,6 +75,7 @@ async def load(bench: SystemBench, caches: Sequence[Cache]) -> None:
             for stream in range(CONFIG.cache.streams):
                 assert (await bench.give(PageOp.COMMIT, sequence, stream=stream)).status == PageStatus.OK
             assert (await bench.give(PageOp.RELEASE, sequence)).status == PageStatus.OK
+    assert (await bench.give(PageOp.HOLD, sequence)).status == PageStatus.OK
     await fill(bench, caches)
 
 

@@ -1,6 +1,6 @@
 """Coroutines of the KvCache tests: attention through the page table, on a memory with timing, against golden."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import cocotb
 
@@ -70,6 +70,7 @@ async def compress(
 
 async def ask_all(b: SystemBench, sequences: dict[int, list[tuple[HeadState, list[Query]]]]) -> None:
     """Every query of every stream of the sequences, interleaved, and their outputs."""
+    await hold(b, sequences)
     asked = []
     for number in range(max(len(queries) for made in sequences.values() for _, queries in made)):
         for sequence, made in sequences.items():
@@ -79,6 +80,19 @@ async def ask_all(b: SystemBench, sequences: dict[int, list[tuple[HeadState, lis
                     asked.append((queries[number], f"sequence {sequence}, stream {stream}, query {number}"))
     for query, where in asked:
         await b.compare(query, where)
+    await drop(b, sequences)
+
+
+async def hold(b: SystemBench, sequences: Iterable[int]) -> None:
+    """No page of the sequences is given up."""
+    for sequence in sequences:
+        assert (await b.give(PageOp.HOLD, sequence)).status == OK
+
+
+async def drop(b: SystemBench, sequences: Iterable[int]) -> None:
+    """The end of `hold`."""
+    for sequence in sequences:
+        assert (await b.give(PageOp.DROP, sequence)).status == OK
 
 
 @cocotb.test()
@@ -182,6 +196,23 @@ async def freed_pages_are_not_read(dut):
 
 
 @cocotb.test()
+async def sequences_that_nobody_holds_are_not_read(dut):
+    """Their pages may be given up while they are read: errors, with scans read ahead and without, and no access."""
+    b = bench(dut)
+    await start(dut)
+    made = caches("unheld", groups=3)
+    await fill(b, 0, made)
+    before = list(b.registers["read_words"])
+    for prefetch in (True, False):
+        b.configure(prefetch=prefetch)
+        b.ask(Owner(0, 1), made[1][1][0])
+        await b.compare(made[1][1][0], "unheld", fault=Fault.MEMORY)
+    assert list(b.registers["read_words"]) == before
+    await ask_all(b, {0: made})
+    await b.end()
+
+
+@cocotb.test()
 async def memory_errors_stay_with_their_query(dut):
     """A page that answers errors: reported with address and requester, other queries are right, also later ones."""
     b = bench(dut)
@@ -198,10 +229,12 @@ async def memory_errors_stay_with_their_query(dut):
         b.configure(prefetch=prefetch)
         b.image.error(0, word + 1, word + 1, response)
         asked = [(Owner(1, 0), other[0][1][0]), (owner, queries[0]), (Owner(1, 1), other[1][1][0])]
+        await hold(b, (0, 1))
         for who, query in asked:
             b.ask(who, query)
         for who, query in asked:
             await b.compare(query, str(who), fault=Fault.MEMORY if who == owner else Fault.NONE)
+        await drop(b, (0, 1))
         fault = b.registers["read_fault"]
         assert fault["valid"] and int(fault["requester"]) in ((0, 1) if prefetch else (0,))
         assert int(fault["address"]) == word + 1 and int(fault["response"]) == response
@@ -291,6 +324,7 @@ async def works_after_reset_during_traffic(dut):
     draw = rng("reset waits")
     await fill(b, 0, made)
     for _ in range(params()["resets"]):
+        await hold(b, [int(b.golden.sequences[0] is None)])
         for stream, (_, queries) in enumerate(made):
             for query in queries:
                 b.ask(Owner(0, stream), query)

@@ -72,7 +72,8 @@ class Bench:
     def expected_page(self, table: PageTable, place: tuple[int, int, int]) -> int:
         """The word that a lookup gives."""
         page = table.lookup(*place)
-        return 0 if page is None else page | 1 << self.page_bits
+        found = 0 if page is None else page | 1 << self.page_bits
+        return found | table.held(place[0]) << self.page_bits + 1
 
     async def beside(self, commands: list[Command], places: list[tuple[int, int, int]]) -> int:
         """Give commands and lookups at once; each lookup sees all that was replied to, all or nothing of what is not.

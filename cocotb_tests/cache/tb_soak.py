@@ -181,6 +181,7 @@ class Soak:
     async def reset(self) -> None:
         """A reset in the middle of queries; nothing is left of any sequence."""
         for sequence, life in self.lives.items():
+            assert (await self.bench.give(PageOp.HOLD, sequence)).status == OK
             self.bench.ask(Owner(sequence, 0), life.made[0][1][0])
         await cycles(self.dut, self.draw.randrange(1, 800))
         await reset(self.dut)

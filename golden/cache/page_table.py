@@ -280,3 +280,8 @@ class PageTable:
             return None
         pages, place = (found.blocks, group - found.blocks_begin) if dense else (found.records, group)
         return pages[place] if 0 <= place < len(pages) else None
+
+    def held(self, sequence: int) -> bool:
+        """Whether a job reads the sequence, so that no page of it is given up."""
+        found = self._find(sequence)
+        return isinstance(found, _Sequence) and found.users > 0

@@ -50,7 +50,7 @@ class Translator(wiring.Component):
     """Looks up the pages of requests, several requesters in turn, the first one first.
 
     Latency: that of the page table and four cycles. A request without a page, or with words behind the end of a page,
-    is ``bad``.
+    is ``bad``; so is one that does not come from ``writer`` if nobody holds the sequence.
 
     Members
     -------
@@ -61,8 +61,8 @@ class Translator(wiring.Component):
     record_base, block_base : where the pools begin, in words
     """
 
-    def __init__(self, config: AcceleratorConfig, requesters: int) -> None:
-        self.config, self.requesters = config, requesters
+    def __init__(self, config: AcceleratorConfig, requesters: int, *, writer: int) -> None:
+        self.config, self.requesters, self.writer = config, requesters, writer
         words = words_layout(config)
         lookup = {name: words[name].shape for name in ("sequence", "dense", "group")}
         page = bits_for(max(config.cache.record_pages, config.cache.block_pages) - 1)
@@ -71,7 +71,7 @@ class Translator(wiring.Component):
                 "i": In(stream.Signature(words)).array(requesters),
                 "o": Out(stream.Signature(span_layout(config))).array(requesters),
                 "o_lookup": Out(stream.Signature(data.StructLayout(lookup))),
-                "i_page": In(stream.Signature(data.StructLayout({"page": page, "valid": 1}))),
+                "i_page": In(stream.Signature(data.StructLayout({"page": page, "valid": 1, "held": 1}))),
                 "busy": Out(requesters),
                 "record_base": In(address_bits(config)),
                 "block_base": In(address_bits(config)),
@@ -114,13 +114,15 @@ class Translator(wiring.Component):
         number = Signal(range(numbers))
         page_of_stream = [times(tag.words.stream, layout.pages(dense)) for dense in (False, True)]
         begin = Signal(address_bits(config))
+        page_found = self.i_page.payload
+        nowhere = ~page_found.valid | (~page_found.held & (tag.requester != self.writer))
         spans = [Signal(kept, name=f"span_{n}") for n in range(3)]
         strides = [layout.stride(dense) for dense in (False, True)]
         limit = Mux(tag.words.dense, *reversed(strides))
         address = Signal(address_bits(config))
         m.d.sync += [
             valid.eq(Cat(tags.r_en, valid)),
-            bad.eq(Cat(~self.i_page.payload.valid | (tag.words.word + tag.words.count > limit), bad)),
+            bad.eq(Cat(nowhere | (tag.words.word + tag.words.count > limit), bad)),
             number.eq(Mux(tag.words.dense, *reversed(page_of_stream)) + self.i_page.payload.page),
             spans[0].eq(tag),
             begin.eq(Mux(spans[0].words.dense, *(times(number, stride) for stride in reversed(strides)))),

@@ -59,7 +59,8 @@ class KvCache(wiring.Component):
     Attention. ``i_query`` tells which cache a query reads and passes its job on; scan lists pass by, so that scans are
     read ahead (L2); requests of the core are looked up in the page table, and their words come back in the order of the
     requests, from the buffer of scans or from that of everything else (L1). A group without a page gives words with
-    ``error``, which the core reports.
+    ``error``, which the core reports; so do all groups of a sequence that nobody holds (HOLD), whose pages may be given
+    up at any time.
 
     Pages. Commands go to PageTable. A FORK is answered when the open block has been copied; ``failed`` is 1 if memory
     failed: the fork exists, but its open block is not to be used. A write with ``commit`` counts from the moment that
@@ -148,7 +149,7 @@ class KvCache(wiring.Component):
         m.submodules.reader = reader = self._reader
         m.submodules.writer = writer = self._writer
         m.submodules.pages = pages = self._pages
-        m.submodules.translator = translator = Translator(config, 3)
+        m.submodules.translator = translator = Translator(config, 3, writer=STORES)
         m.submodules.prefetcher = prefetcher = Prefetcher(config)
         m.submodules.writes = writes = Writer(config, pages)
         m.submodules.copier = copier = Copier(config)

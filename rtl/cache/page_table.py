@@ -77,7 +77,7 @@ class PageTable(wiring.Component):
     o_reply : stream: ``status``, ``group``, ``blocks_end``, ``page``, ``other``, as `golden.cache.page_table.Reply`.
     i_lookup : stream: ``sequence``, ``dense`` (its block, else its record), ``group``.
     o_page : stream: ``page`` if it is ``valid``, else 0: the sequence is open and the group has a page of that kind. Of
-        a record it is there from RECORD on; COUNT tells when it may be read.
+        a record it is there from RECORD on; COUNT tells when it may be read. ``held``: a job reads the sequence.
     record_pages_free, block_pages_free : pages that are not handed out; right one cycle after a reply was taken.
     """
 
@@ -97,7 +97,7 @@ class PageTable(wiring.Component):
             }
         )
         self.lookup_shape = data.StructLayout({"sequence": _SEQUENCE_BITS, "dense": 1, "group": _GROUP_BITS})
-        self.page_shape = data.StructLayout({"page": self.page_bits, "valid": 1})
+        self.page_shape = data.StructLayout({"page": self.page_bits, "valid": 1, "held": 1})
         super().__init__(
             {
                 "i_command": In(stream.Signature(self.command_shape)),
@@ -148,6 +148,7 @@ class PageTable(wiring.Component):
                 page.valid.eq(reading),
                 page.payload.page.eq(Mux(has_page, store.r_data, 0)),
                 page.payload.valid.eq(has_page),
+                page.payload.held.eq(is_open & (found.users != 0)),
             ]
 
     def _rules(self, m: Module, command: data.View, opened: Signal, store: PageStore) -> PageRules:
