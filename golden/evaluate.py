@@ -14,16 +14,20 @@ from tqdm import tqdm
 from golden.account import DEFAULT_BURSTS, check_bursts
 from golden.calibrate import calibration_for
 from golden.errors import UserError, main_guard
+from golden.integer_model import ACTIVATION_BITS, integer_model_for
 from golden.kvo_method import KvoMethod
-from golden.model import Model, load_model, prefill, texts
+from golden.model import LanguageModel, Model, load_model, prefill, texts
 from golden.peers import METHODS as PEERS
 from golden.peers import CacheMethod, make_peer, override
+from golden.peers.quantized import Fp16
 from golden.scoring import Reference, Score, check_groups, check_scored, score, steps
 from golden.settings import KvoSettings, default_settings
 
 __all__ = ["Candidate", "Row", "candidates", "evaluate", "main", "table"]
 
 OWN_METHODS = {"kvo-dsq": "DSQ alone, everything fetched", "kvo": "DSQ+HCAP"}
+INTEGER_METHODS = {"integer": "attention in float", "integer-kvo": "DSQ+HCAP"}
+"""In a model with the projections of the GEMM cores, so no methods of a cache alone: `all` does not stand for them."""
 CALIBRATION_CONTEXT = 4096
 
 Row = dict[str, Any]
@@ -32,37 +36,48 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A method to evaluate and the parameters that its rows name."""
+    """A method to evaluate, in which model, and the parameters that its rows name."""
 
     method: CacheMethod
+    model: LanguageModel
     settings: Mapping[str, Any]
 
 
 def method_names(wanted: str) -> list[str]:
     """The names in the comma-separated list `wanted`, each once; `all` stands for all; `UserError` for unknown ones."""
-    known = [*PEERS, *OWN_METHODS]
+    all_methods = [*PEERS, *OWN_METHODS]
+    known = [*all_methods, *INTEGER_METHODS]
     names = [name.strip() for name in wanted.split(",") if name.strip()]
     for name in names:
         if name != "all" and name.partition(":")[0] not in known:
             raise UserError(f"unknown method {name!r}: there are all, {', '.join(known)}")
     if not names:
         raise UserError(f"no method given: there are all, {', '.join(known)}")
-    return list(dict.fromkeys(part for name in names for part in (known if name == "all" else [name])))
+    return list(dict.fromkeys(part for name in names for part in (all_methods if name == "all" else [name])))
 
 
 def candidates(model: Model, names: Sequence[str], settings: KvoSettings, *, progress: bool = True) -> list[Candidate]:
     """The methods `names`; DSQ and HCAP take `settings` and are calibrated on the calibration text."""
     made = []
+    context = min(CALIBRATION_CONTEXT, model.config.context_length // 64 * 64)
     for name in names:
         base = name.partition(":")[0]
-        if base in OWN_METHODS:
-            own = override(replace(settings, prune=base == "kvo"), name)
-            context = min(CALIBRATION_CONTEXT, model.config.context_length // 64 * 64)
-            calibration = calibration_for(model, own, context=context, progress=progress)
-            made.append(Candidate(method=KvoMethod(own, calibration, name), settings=asdict(own)))
-        else:
+        if base in PEERS:
             peer = make_peer(name)
-            made.append(Candidate(method=peer, settings={k: v for k, v in asdict(peer).items() if k != "name"}))
+            named = {k: v for k, v in asdict(peer).items() if k != "name"}
+            made.append(Candidate(method=peer, model=model, settings=named))
+            continue
+        own = override(replace(settings, prune=base != "kvo-dsq"), name)
+        calibration = calibration_for(model, own, context=context, progress=progress)
+        method: CacheMethod = KvoMethod(own, calibration, name)
+        named = asdict(own)
+        if base == "integer":
+            method, named = Fp16(name=name), {}
+        runs_in: LanguageModel = model
+        if base in INTEGER_METHODS:
+            named |= {"act_bits": ACTIVATION_BITS}
+            runs_in = integer_model_for(model, calibration, progress=progress)
+        made.append(Candidate(method=method, model=runs_in, settings=named))
     return made
 
 
@@ -125,7 +140,7 @@ def evaluate(
             if reference is None or reference[0] != name:
                 reference = None  # frees the one before
                 reference = name, Reference.of(model, prefills[name], scored)
-            outcome = score(model, candidate.method, reference[1], bursts, bar.update)
+            outcome = score(candidate.model, candidate.method, reference[1], bursts, bar.update)
             rows[place] = to_row(model, candidate, name, context, outcome)
             if save is not None:
                 save_rows(save, [rows[done] for done in sorted(rows)])
@@ -244,8 +259,9 @@ def parser() -> argparse.ArgumentParser:
         "--method",
         action="append",
         metavar="NAME[,NAME...]",
-        help=f"all, peers ({peers}), kvo-dsq (DSQ, everything fetched), kvo (DSQ+HCAP); NAME:FIELD=VALUE[:...] changes "
-        "a parameter, for example quest:fraction=0.1; may be repeated (default: all)",
+        help=f"all, peers ({peers}), kvo-dsq (DSQ, everything fetched), kvo (DSQ+HCAP); beside "
+        "these integer, integer-kvo (projections in the GEMM cores' integers, attention in float or with DSQ+HCAP); "
+        "NAME:FIELD=VALUE[:...] changes a parameter, for example quest:fraction=0.1; may be repeated (default: all)",
     )
     made.add_argument(
         "--scored",

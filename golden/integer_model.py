@@ -1,18 +1,30 @@
 """A language model in the arithmetic of the GEMM cores; attention is anybody's, as with `Model`."""
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import numpy.typing as npt
+from tqdm import tqdm
 
 from golden.calibrate import ModelCalibration, to_fixed
 from golden.gemm.core import Command, project
 from golden.gemm.epilogue import GATE_FRACTION_BITS, ROTARY_FRACTION_BITS, Function
 from golden.gemm.prologue import Norm
-from golden.gemm.weights import Projection, epsilon_code, fold_norm, quantize_projection
-from golden.model import Model
-from golden.model.llama import ModelConfig, Tokens
+from golden.gemm.weights import Inputs, Projection, epsilon_code, fold_norm, quantize_projection
+from golden.model import Model, ModelTokenizer, texts
+from golden.model.attention import causal_attention
+from golden.model.llama import ModelConfig, Tokens, rms_norm
 from golden.settings import LOG2E
 
-__all__ = ["ACTIVATION_BITS", "RESIDUAL_FRACTION_BITS", "IntegerLayer", "IntegerModel"]
+__all__ = [
+    "ACTIVATION_BITS",
+    "RESIDUAL_FRACTION_BITS",
+    "IntegerLayer",
+    "IntegerModel",
+    "LayerInputs",
+    "integer_model_for",
+    "text_inputs",
+]
 
 Float = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int32]
@@ -21,7 +33,51 @@ Rotary = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 ACTIVATION_BITS = 12
 #: of the residual stream, of SwiGLU's output and of logits
 RESIDUAL_FRACTION_BITS = 12
+#: of the calibration text that weights are rounded for
+INPUT_TOKENS = 1024
 _UNIT = 2.0**-RESIDUAL_FRACTION_BITS
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerInputs:
+    """What goes into the projections of a layer; into `qkv` and `gate_up` normalized rows, without the norm's gain."""
+
+    qkv: Inputs
+    attention_output: Inputs
+    gate_up: Inputs
+    down: Inputs
+
+
+def text_inputs(model: Model, tokens: Tokens) -> tuple[list[LayerInputs], Inputs]:
+    """Inputs of the layers' projections, and of the last one, over the ``tokens`` of a text; in float.
+
+    The first token stands apart from mean and variance: models park huge activations on it that all others attend to.
+    """
+    c, layers = model.config, []
+    x, positions, one = model.embed(tokens), np.arange(len(tokens)), np.ones(1, np.float32)
+
+    def inputs(rows: Float) -> Inputs:
+        return Inputs(mean=rows[1:].mean(axis=0), variance=rows[1:].var(axis=0), first=rows[0])
+
+    for layer in range(c.layers):
+        w = model.weights(layer)
+        q, k, v = model.qkv(layer, x, positions)
+        attention = causal_attention(q, k, v)
+        rows = attention.transpose(1, 0, 2).reshape(len(x), -1)
+        normalized = rms_norm(x + rows @ w.attention_output.T, one, c.norm_eps)
+        gate, up = np.split((normalized * w.ffn_norm) @ w.gate_up.T, 2, axis=1)
+        product = gate / (1 + np.exp(np.minimum(-gate, np.float32(80)))) * up
+        layers.append(
+            LayerInputs(
+                qkv=inputs(rms_norm(x, one, c.norm_eps)),
+                attention_output=inputs(rows),
+                gate_up=inputs(normalized),
+                down=inputs(product),
+            )
+        )
+        x = model.finish(layer, x, attention)
+    last = inputs(rms_norm(x, one, c.norm_eps))
+    return layers, replace(last, first=last.mean)
 
 
 class IntegerLayer:
@@ -31,7 +87,9 @@ class IntegerLayer:
     `attention_output` takes INT16 rows with ``v_fraction`` fraction bits, those of the layer's coarsest KV head.
     """
 
-    def __init__(self, model: Model, calibration: ModelCalibration, layer: int) -> None:
+    def __init__(
+        self, model: Model, calibration: ModelCalibration, layer: int, inputs: LayerInputs | None = None
+    ) -> None:
         c, w = model.config, model.weights(layer)
         fractions = (calibration.q_fraction, calibration.k_fraction, calibration.v_fraction)
         q_unit, k_unit, v_unit = (2.0 ** -fraction[layer].astype(np.float64) for fraction in fractions)
@@ -43,10 +101,13 @@ class IntegerLayer:
         gate_up, _ = fold_norm(w.gate_up, w.ffn_norm)
         gate_up = gate_up.reshape(2, c.ffn, c.hidden).transpose(1, 0, 2).reshape(2 * c.ffn, c.hidden)
         gate_units = np.tile([2.0**-GATE_FRACTION_BITS, _UNIT], c.ffn)
-        self.qkv = quantize_projection(qkv, unit=units, input_unit=c.hidden)
-        self.attention_output = quantize_projection(w.attention_output, unit=_UNIT, input_unit=2.0**-self.v_fraction)
-        self.gate_up = quantize_projection(gate_up, unit=gate_units, input_unit=c.hidden)
-        self.down = quantize_projection(w.down, unit=_UNIT, input_unit=_UNIT)
+        given: dict[str, Inputs] = {} if inputs is None else vars(inputs)
+        self.qkv = quantize_projection(qkv, unit=units, input_unit=c.hidden, inputs=given.get("qkv"))
+        self.attention_output = quantize_projection(
+            w.attention_output, unit=_UNIT, input_unit=2.0**-self.v_fraction, inputs=given.get("attention_output")
+        )
+        self.gate_up = quantize_projection(gate_up, unit=gate_units, input_unit=c.hidden, inputs=given.get("gate_up"))
+        self.down = quantize_projection(w.down, unit=_UNIT, input_unit=_UNIT, inputs=given.get("down"))
         self.qkv_command = Command(
             norm=Norm.RMS,
             epsilon=epsilon,
@@ -63,15 +124,19 @@ class IntegerModel:
 
     A `LanguageModel`: residuals are INT32 rows with 12 fraction bits; q, k and v are given, and attention is taken, in
     float32, as attention elsewhere wants them; the numbers are those of the INT16 rows of ``calibration``.
+    ``tokens``: of a text whose inputs weights are rounded for, see `quantize_projection`.
     """
 
-    def __init__(self, model: Model, calibration: ModelCalibration, *, act_bits: int = ACTIVATION_BITS) -> None:
+    def __init__(
+        self, model: Model, calibration: ModelCalibration, tokens: Tokens, *, act_bits: int = ACTIVATION_BITS
+    ) -> None:
         self.config: ModelConfig = model.config
         self.act_bits = act_bits
         self._model, self._calibration = model, calibration
-        self.layers = [IntegerLayer(model, calibration, layer) for layer in range(self.config.layers)]
+        inputs, last = text_inputs(model, tokens)
+        self.layers = [IntegerLayer(model, calibration, layer, own) for layer, own in enumerate(inputs)]
         weight, _ = fold_norm(model.output, model.output_norm)
-        self._head = quantize_projection(weight, unit=_UNIT, input_unit=self.config.hidden)
+        self._head = quantize_projection(weight, unit=_UNIT, input_unit=self.config.hidden, inputs=last)
         epsilon = epsilon_code(self.config.norm_eps, self.config.hidden, RESIDUAL_FRACTION_BITS)
         self._head_command = Command(norm=Norm.RMS, epsilon=epsilon)
 
@@ -127,3 +192,12 @@ class IntegerModel:
             residual=residual,
         )
         return rows
+
+
+def integer_model_for(model: Model, calibration: ModelCalibration, *, progress: bool = True) -> IntegerModel:
+    """``model`` in integers, its weights rounded for inputs of the calibration text; takes about half a minute."""
+    tokens = ModelTokenizer(model.file).encode(texts.read(texts.CALIBRATION))[:INPUT_TOKENS]
+    with tqdm(total=1, desc="weights to INT8", disable=not progress) as bar:
+        made = IntegerModel(model, calibration, tokens)
+        bar.update()
+    return made

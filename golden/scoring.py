@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from golden.account import Account
 from golden.errors import UserError
-from golden.model import Model, Prefill
+from golden.model import LanguageModel, Model, Prefill
+from golden.model.attention import causal_attention
 from golden.peers.protocol import BLOCK_TOKENS, CacheMethod, Float, elements_per_token
 
-__all__ = ["Reference", "Score", "check_groups", "check_scored", "score", "steps"]
+__all__ = ["Reference", "Score", "check_groups", "check_scored", "prompt_rows", "score", "steps"]
 
 
 def check_scored(scored: int, context: int) -> None:
@@ -96,8 +97,30 @@ class Score:
         return float((self.nll - self.reference_nll).std(ddof=1)) / math.sqrt(len(self.nll))
 
 
+def prompt_rows(
+    model: LanguageModel, prefill: Prefill, prompt: int
+) -> Iterator[tuple[Float, Float, npt.NDArray[np.floating]]]:
+    """Layer by layer K and V of the first ``prompt`` tokens ``[kv_heads, prompt, head_dim]`` and their attention mass.
+
+    Those of the prefill, which `Model` made; another model computes its own, with exact attention.
+    """
+    if isinstance(model, Model):
+        for layer in range(model.config.layers):
+            k, v = (rows[layer, :, :prompt].astype(np.float32) for rows in (prefill.k, prefill.v))
+            mass = prefill.block_mass[layer, :, : prompt // BLOCK_TOKENS, :prompt]
+            yield k, v, mass.astype(np.float32)
+        return
+    positions = np.arange(prompt)
+    x = model.embed(prefill.tokens[:prompt])
+    for layer in range(model.config.layers):
+        q, k, v = model.qkv(layer, x, positions)
+        own = np.empty((model.config.kv_heads, prompt // BLOCK_TOKENS, prompt), np.float32)
+        x = model.finish(layer, x, causal_attention(q, k, v, mass=own))
+        yield k, v, own
+
+
 def score(
-    model: Model,
+    model: LanguageModel,
     method: CacheMethod,
     reference: Reference,
     bursts: tuple[int, ...],
@@ -105,17 +128,15 @@ def score(
 ) -> Score:
     """Decode the scored tokens, teacher-forced in blocks of 64, with `method` in every layer.
 
-    The prompt before them comes from exact attention; each layer's cache then sees its own layers' errors. `advance`
-    is called `steps(model, reference.scored)` times.
+    The prompt before them comes from exact attention (see `prompt_rows`); each layer's cache then sees its own layers'
+    errors. `advance` is called `steps(model, reference.scored)` times.
     """
     start = time.perf_counter()
     prefill, config = reference.prefill, model.config
     prompt = len(prefill.tokens) - 1 - reference.scored
     account = Account(bursts=bursts)
     caches = []
-    for layer in range(config.layers):
-        k, v = (rows[layer, :, :prompt].astype(np.float32) for rows in (prefill.k, prefill.v))
-        mass = prefill.block_mass[layer, :, : prompt // BLOCK_TOKENS, :prompt].astype(np.float32)
+    for layer, (k, v, mass) in enumerate(prompt_rows(model, prefill, prompt)):
         caches.append(method.open(config, layer, k, v, mass))
         advance()
     nll, kl, top1 = [], [], []
@@ -145,7 +166,7 @@ def score(
     )
 
 
-def steps(model: Model, scored: int) -> int:
+def steps(model: LanguageModel, scored: int) -> int:
     """How often `score` reports progress."""
     return model.config.layers * (1 + scored // BLOCK_TOKENS)
 

@@ -27,7 +27,7 @@ from golden.settings import default_settings
 from rtl.config import DsqConfig
 
 CONFIG = DsqConfig(**params()["config"])
-TIMEOUT = 2000
+TIMEOUT = 50_000
 
 
 class Bench:

@@ -12,6 +12,8 @@ from golden.dsq.quantizer import quantize
 from golden.dsq.record import HEADER_BYTES, RecordLayout
 from golden.dsq.row_quantizer import RECIPROCAL
 from golden.dsq.scale import MAX_EXPONENT, SCALE_BIAS
+from golden.gemm.epilogue import GATE_BITS, GATE_FRACTION_BITS, ROTARY_BITS, ROTARY_FRACTION_BITS
+from golden.gemm.prologue import EPSILON_BITS, FACTOR_FRACTION_BITS
 from golden.hcap.history import HISTORY_BITS
 from golden.hcap.selector import BIN_SHIFT, BINS
 from golden.mha.scores import SCORE_BITS, SCORE_FRACTION_BITS
@@ -82,6 +84,12 @@ def test_layout_table_is_the_layout(section):
         ("INVERSE_BITS", INVERSE_BITS),
         ("NORMAL_BITS", NORMAL_BITS),
         ("SCALED_BITS", SCALED_BITS),
+        ("FACTOR_FRACTION_BITS", FACTOR_FRACTION_BITS),
+        ("EPSILON_BITS", EPSILON_BITS),
+        ("ROTARY_BITS", ROTARY_BITS),
+        ("ROTARY_FRACTION_BITS", ROTARY_FRACTION_BITS),
+        ("GATE_BITS", GATE_BITS),
+        ("GATE_FRACTION_BITS", GATE_FRACTION_BITS),
         ("RECIPROCAL", ", ".join(map(str, RECIPROCAL.tolist()))),
     ],
 )

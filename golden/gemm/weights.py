@@ -7,7 +7,16 @@ from numpy.typing import NDArray
 
 from golden.gemm.epilogue import Columns
 
-__all__ = ["Projection", "encode_scale", "epsilon_code", "fold_norm", "pair_halves", "quantize_projection"]
+__all__ = [
+    "Inputs",
+    "Projection",
+    "encode_scale",
+    "epsilon_code",
+    "fold_norm",
+    "pair_halves",
+    "quantize_projection",
+    "round_along",
+]
 
 Float = NDArray[np.floating]
 _LIMIT = 127
@@ -19,6 +28,15 @@ class Projection:
 
     weights: NDArray[np.int8]
     columns: Columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Typical inputs of a projection: mean, variance, and one that stands out, of a text's first token; all ``[K]``."""
+
+    mean: NDArray[np.float32]
+    variance: NDArray[np.float32]
+    first: NDArray[np.float32]
 
 
 def encode_scale(scale: Float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -61,23 +79,83 @@ def pair_halves(count: int, head_dim: int) -> NDArray[np.int64]:
 
 
 def quantize_projection(
-    weight: Float, *, unit: Float | float, input_unit: float, bias: Float | None = None, centered: bool = False
+    weight: Float,
+    *,
+    unit: Float | float,
+    input_unit: float,
+    bias: Float | None = None,
+    centered: bool = False,
+    inputs: Inputs | None = None,
 ) -> Projection:
     """INT8 weights of ``weight[N, K]``, each row with its own scale, for outputs in ``unit`` (one number, or ``[N]``).
 
-    input_unit: what one code stands for before the row's exponent; with a norm, K. bias: ``[N]``, in the same unit as
-    the weights' products. centered: every row of INT8 weights sums to exactly zero, as the float weight's must.
+    input_unit: what a unit of an input row stands for; after a norm, K. bias: ``[N]``, in the unit of the weights'
+    products. centered: every row of INT8 weights sums to exactly zero, as the float weight's must. inputs: what
+    rounding makes of their mean is taken off the bias (Nagel et al., "Data-free quantization", 2019, section 4.2), and
+    weights are rounded so that errors nearly cancel for the input that stands out, see `round_along`.
+    """
+    wide = weight.astype(np.float64)
+    bias = np.zeros(len(wide)) if offset is None else wide @ offset
+    folded = wide * gain
+    return (folded - folded.mean(axis=1, keepdims=True) if centered else folded), bias
+
+
+def pair_halves(count: int, head_dim: int) -> NDArray[np.int64]:
+    """The rows of a weight of ``count`` outputs in the order that makes elements i and i + head_dim / 2 neighbours."""
+    heads = np.arange(count).reshape(-1, 2, head_dim // 2)
+    return heads.transpose(0, 2, 1).ravel()
+
+
+def quantize_projection(
+    weight: Float,
+    *,
+    unit: Float | float,
+    input_unit: float,
+    bias: Float | None = None,
+    centered: bool = False,
+    inputs: Inputs | None = None,
+) -> Projection:
+    """INT8 weights of ``weight[N, K]``, each row with its own scale, for outputs in ``unit`` (one number, or ``[N]``).
+
+    input_unit: what a unit of an input row stands for; after a norm, K. bias: ``[N]``, in the unit of the weights'
+    products. centered: every row of INT8 weights sums to exactly zero, as the float weight's must. inputs: what rounding
+    makes of their mean is taken off the bias (Nagel et al., "Data-free quantization", 2019, section 4.2), and weights are
+    rounded so that errors nearly cancel for the input that stands out, see `round_along`.
     """
     wide = weight.astype(np.float64)
     step = np.abs(wide).max(axis=1) / _LIMIT
     scaled = wide / np.where(step > 0, step, 1)[:, None]
-    codes = np.floor(scaled + 0.5)
+    if inputs is None:
+        codes = np.floor(scaled + 0.5)
+    else:
+        codes = round_along(scaled, inputs.first.astype(np.float64) - inputs.mean, inputs.variance)
     if centered:
         codes = _sum_to_zero(scaled, codes)
     mantissa, shift = encode_scale(step * input_unit / unit)
-    fixed = np.zeros(len(wide)) if bias is None else np.floor(bias / unit + 0.5)
+    total = np.zeros(len(wide)) if bias is None else np.asarray(bias, np.float64)
+    if inputs is not None:
+        total = total - (codes * step[:, None] - wide) @ inputs.mean.astype(np.float64)
+    fixed = np.floor(total / unit + 0.5)
     columns = Columns(scale=mantissa, shift=shift, bias=np.clip(fixed, -(2.0**31), 2.0**31 - 1).astype(np.int64))
     return Projection(weights=codes.astype(np.int8), columns=columns)
+
+
+def round_along(scaled: Float, direction: Float, variance: Float) -> NDArray[np.float64]:
+    """Integers for ``scaled[N, K]`` with errors whose product with ``direction[K]`` is small, one row like the other.
+
+    Weight by weight, those that the direction depends on most first; before each is rounded half up, all that are left
+    move as far as makes up for the error so far, which least squares spreads among them by their ``variance``.
+    """
+    room = np.maximum(variance.astype(np.float64), 1e-6 * float(np.max(variance, initial=0)) + 1e-30)
+    lever = direction / room
+    order = np.argsort(-np.abs(direction * lever), kind="stable")
+    left = np.cumsum((direction * lever)[order][::-1])[::-1]
+    codes, error = np.empty(scaled.shape), np.zeros(len(scaled))
+    for k, reach in zip(order, left, strict=True):
+        aim = scaled[:, k] - (error * (lever[k] / reach) if reach > 0 else 0)
+        codes[:, k] = np.clip(np.floor(aim + 0.5), -_LIMIT, _LIMIT)
+        error += (codes[:, k] - scaled[:, k]) * direction[k]
+    return codes
 
 
 def _sum_to_zero(scaled: NDArray[np.float64], codes: NDArray[np.float64]) -> NDArray[np.float64]:

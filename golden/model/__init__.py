@@ -2,12 +2,13 @@
 
 from golden.model import texts
 from golden.model.gguf_file import default_model_path
-from golden.model.llama import KvCache, Model, ModelConfig, load_model
+from golden.model.llama import KvCache, LanguageModel, Model, ModelConfig, load_model
 from golden.model.prefill_cache import Prefill, prefill
 from golden.model.tokenizer import ModelTokenizer, load_tokenizer
 
 __all__ = [
     "KvCache",
+    "LanguageModel",
     "Model",
     "ModelConfig",
     "ModelTokenizer",

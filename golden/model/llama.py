@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from golden.errors import UserError
 from golden.model.attention import causal_attention
 from golden.model.gguf_file import GgufFile, open_gguf
 
-__all__ = ["KvCache", "LayerWeights", "Model", "ModelConfig", "load_model"]
+__all__ = ["KvCache", "LanguageModel", "LayerWeights", "Model", "ModelConfig", "load_model"]
 
 Float = npt.NDArray[np.float32]
 Tokens = Sequence[int] | npt.NDArray[np.integer]
@@ -77,6 +78,26 @@ class KvCache:
         self.length += count
 
 
+class LanguageModel(Protocol):
+    """The pieces of a model around attention, as `Model` has them; residuals may be any rows of a model's own.
+
+    embed: tokens [T] to residuals. qkv: residuals at positions to q [q_heads, T, head_dim], k and v [kv_heads, T,
+    head_dim]. finish: the rest of a layer, from residuals and attention [q_heads, T, head_dim] to the next residuals.
+    logits: of the residuals after the last layer, [T, vocab].
+    """
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def embed(self, tokens: Tokens) -> Any: ...
+
+    def qkv(self, layer: int, x: Any, positions: npt.NDArray[np.integer]) -> tuple[Float, Float, Float]: ...
+
+    def finish(self, layer: int, x: Any, attention: Float) -> Any: ...
+
+    def logits(self, x: Any) -> Float: ...
+
+
 class Model:
     """A Llama-type model: RMS norms, rotary embedding on interleaved pairs, grouped-query attention, SwiGLU.
 
@@ -116,7 +137,7 @@ class Model:
         position * base^(-2i / head_dim), as GGUF stores them.
         """
         c, weights = self.config, self._layers[layer]
-        heads = _rms_norm(x, weights.attention_norm, c.norm_eps) @ weights.qkv.T
+        heads = rms_norm(x, weights.attention_norm, c.norm_eps) @ weights.qkv.T
         split = heads.reshape(len(x), c.q_heads + 2 * c.kv_heads, c.head_dim).transpose(1, 0, 2)
         q, k, v = np.split(split, [c.q_heads, c.q_heads + c.kv_heads])
         return self._rotate(q, positions), self._rotate(k, positions), np.ascontiguousarray(v)
@@ -125,7 +146,7 @@ class Model:
         """Rest of a layer: residual x [T, hidden] and attention [q_heads, T, head_dim] to the next residual."""
         weights = self._layers[layer]
         x = x + attention.transpose(1, 0, 2).reshape(len(x), -1) @ weights.attention_output.T
-        gate_up = _rms_norm(x, weights.ffn_norm, self.config.norm_eps) @ weights.gate_up.T
+        gate_up = rms_norm(x, weights.ffn_norm, self.config.norm_eps) @ weights.gate_up.T
         gate, up = gate_up[:, : self.config.ffn], gate_up[:, self.config.ffn :]
         up *= gate
         up /= 1 + np.exp(np.minimum(-gate, np.float32(80)))
@@ -134,7 +155,7 @@ class Model:
 
     def logits(self, x: Float) -> Float:
         """Residual after the last layer [T, hidden] to logits [T, vocab]."""
-        return _rms_norm(x, self._output_norm, self.config.norm_eps) @ self._output.T
+        return rms_norm(x, self._output_norm, self.config.norm_eps) @ self._output.T
 
     def hidden(self, tokens: Tokens, cache: KvCache | None = None) -> Float:
         """Token ids [T] to the residual after the last layer [T, hidden]; see `forward` for `cache`."""
@@ -206,7 +227,7 @@ def load_model(path: Path | str | None = None) -> Model:
     return Model(open_gguf(path))
 
 
-def _rms_norm(x: Float, gain: Float, eps: float) -> Float:
+def rms_norm(x: Float, gain: Float, eps: float) -> Float:
     """x [T, hidden] divided by its root mean square, times `gain` [hidden]."""
     mean_square = np.einsum("th,th->t", x, x) / np.float32(x.shape[1])
     return x * (1 / np.sqrt(mean_square + np.float32(eps)))[:, None] * gain
