@@ -27,6 +27,8 @@ class GroupBench(ABC):
             name: StreamSource(dut, name, shape=shape, stall=stalls.named(i_stall, name))
             for name, shape in inputs.items()
         }
+        c = self.config
+        self.timeout = 50_000 + 10 * c.group_tokens * c.row_beats * c.max_salient
         self.sink = StreamSink(dut, "o", stall=stalls.named(o_stall, "o"))
 
     @abstractmethod
@@ -37,7 +39,7 @@ class GroupBench(ABC):
         """Send groups and compare all that comes out."""
         records = [self.send(group) for group in groups]
         for group, words in zip(groups, records, strict=True):
-            got = await self.sink.recv(len(words), timeout=50_000)
+            got = await self.sink.recv(len(words), timeout=self.timeout)
             wrong = [at for at, (a, b) in enumerate(zip(got, words, strict=True)) if a != b]
             assert not wrong, (
                 f"group {group.name!r}, {group.salient_tokens} salient: {len(wrong)} of {len(words)} words differ, "
@@ -59,7 +61,7 @@ class GroupBench(ABC):
         sent = {name: len(self.sources[name].transfers) for name in inputs}
         received = len(self.sink.transfers)
         words = [len(self.send(group)) for _ in range(3)]
-        await self.sink.recv(sum(words), timeout=50_000)
+        await self.sink.recv(sum(words), timeout=self.timeout)
         given = max(self.sources[name].transfers[sent[name] + count - 1] for name, count in inputs.items())
         ends = [self.sink.transfers[received + (n + 1) * words[0] - 1] for n in range(3)]
         latency, period = self.sink.transfers[received] - given, max(b - a for a, b in pairwise(ends))

@@ -118,10 +118,10 @@ async def clamps_impossible_salient_counts_and_says_so(dut, asked):
     groups = [replace(group, salient_tokens=used) for group in random_groups(c, bench.draw, 2)]
     await bench.check(groups[:1])
     words = bench.send(groups[1], count)
-    assert await bench.sink.recv(len(words), timeout=50_000) == words
+    assert await bench.sink.recv(len(words), timeout=bench.timeout) == words
     assert int(dut.error.value) == 1
     words = bench.send(groups[0])
-    assert await bench.sink.recv(len(words), timeout=50_000) == words
+    assert await bench.sink.recv(len(words), timeout=bench.timeout) == words
     assert int(dut.error.value) == 1
     await reset(dut)
     assert int(dut.error.value) == 0
@@ -141,7 +141,7 @@ async def takes_inputs_in_any_order(dut):
         for name, source in bench.sources.items():
             late = (names.index(name) + shift) % len(names)
             source.stall = (n < 700 * late for n in range(1 << 30))
-        assert await bench.sink.recv(len(words), timeout=50_000) == words
+        assert await bench.sink.recv(len(words), timeout=bench.timeout) == words
         await bench.end()
 
 

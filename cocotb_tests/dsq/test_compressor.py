@@ -12,6 +12,8 @@ from rtl.dsq.compressor import Compressor
 
 
 def run(simulator: str, config: DsqConfig, groups: int, real_groups: int = 0) -> None:
+    most = config.max_salient
+    counts = (1, 2, 3, most * 13 // 16, most)
     launch.run(
         Compressor(config),
         name="dsq_compressor",
@@ -20,7 +22,7 @@ def run(simulator: str, config: DsqConfig, groups: int, real_groups: int = 0) ->
             "config": asdict(config),
             "groups": groups,
             "real_groups": real_groups,
-            "salient_tokens": sorted({1, 2, 3, config.max_salient * 13 // 16, config.max_salient, config.group_tokens}),
+            "salient_tokens": sorted({n for n in counts if 1 <= n <= most} | {config.group_tokens}),
         },
         simulators=simulator,
     )

@@ -1,6 +1,7 @@
 """One command of a GEMM core: rows in, normalized, multiplied, finished, rows out."""
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,31 @@ from golden.gemm.array import multiply
 from golden.gemm.epilogue import Columns, Function, rotate_pairs, scale_sums, swiglu_pairs
 from golden.gemm.prologue import Norm, magnitude, prepare_rows
 
-__all__ = ["Command", "output_columns", "project"]
+__all__ = ["ROTARY_TILES", "ROW_TILES", "Command", "Fault", "Limits", "command_fault", "output_columns", "project"]
+
+#: row tiles of a command at most, and of one with rotary embedding
+ROW_TILES = 32
+ROTARY_TILES = 8
+
+
+class Fault(IntEnum):
+    """Why a core refuses a command; of several reasons the first one counts."""
+
+    NONE = 0
+    #: no rows, or more than `ROW_TILES` tiles of them
+    ROWS = 1
+    #: none, or more than the array can sum
+    K = 2
+    #: none, or an odd number with `Function.SWIGLU`
+    COLUMNS = 3
+    #: no such function or norm, or a residual with `Function.ROTARY`
+    FUNCTION = 4
+    #: no multiple of head_dim, more than there are columns, or more than `ROTARY_TILES` row tiles
+    ROTARY = 5
+    #: the codes of the rows have no room
+    ACTIVATIONS = 6
+    #: several row tiles, and a column tile's weights have no room
+    WEIGHTS = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +59,48 @@ class Command:
     head_dim: int = 2
     half_pairs: bool = False
     narrow: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Sizes of a core that decide what it refuses; see ``GemmConfig`` in `rtl.config`."""
+
+    rows: int
+    max_k: int
+    act_words: int
+    weight_words: int
+    row_lanes: int
+    head_dim: int
+
+
+def command_fault(
+    rows: int,
+    k: int,
+    columns: int,
+    *,
+    function: int,
+    norm: int,
+    rotary_columns: int,
+    add_residual: bool,
+    limits: Limits,
+) -> Fault:
+    """Whether a core takes a command of ``rows`` rows of ``k`` elements for so many ``columns``.
+
+    Codes lie in words of ``row_lanes``, so a row takes the room of a whole number of them.
+    """
+    tiles, row_words = -(-rows // limits.rows), -(-k // limits.row_lanes)
+    turns = function == Function.ROTARY
+    uneven = rotary_columns % limits.head_dim != 0 or rotary_columns > columns
+    reasons = {
+        Fault.ROWS: not 1 <= tiles <= ROW_TILES,
+        Fault.K: not 1 <= k <= limits.max_k,
+        Fault.COLUMNS: columns < 1 or (function == Function.SWIGLU and columns % 2 != 0),
+        Fault.FUNCTION: function not in list(Function) or norm not in list(Norm) or (turns and add_residual),
+        Fault.ROTARY: turns and (uneven or tiles > ROTARY_TILES),
+        Fault.ACTIVATIONS: tiles * row_words > -(-limits.act_words // limits.row_lanes),
+        Fault.WEIGHTS: tiles > 1 and k > limits.weight_words,
+    }
+    return next((fault for fault, applies in reasons.items() if applies), Fault.NONE)
 
 
 def output_columns(n: int, command: Command) -> NDArray[np.int64]:
