@@ -214,8 +214,8 @@ def test_interrupted_run_keeps_the_rows_before(place, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--method", "fp16,kivi"], "unknown method 'kivi': there are all, " + ", ".join(ALL)),
-        (["--method", ","], "no method given: there are all, " + ", ".join(ALL)),
+        (["--method", "fp16,kivi"], "unknown method 'kivi': there are all, " + ", ".join([*ALL, *evaluate.INTEGER_METHODS])),
+        (["--method", ","], "no method given: there are all, " + ", ".join([*ALL, *evaluate.INTEGER_METHODS])),
         (["--method", "quest:page=7"], "method 'quest:page=7' is not possible: page must be a divisor of 64, not 7"),
         (
             ["--method", "kvo:group_tokens=32"],
