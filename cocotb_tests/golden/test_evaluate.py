@@ -20,6 +20,7 @@ from golden.scoring import Reference, score, steps
 from golden.settings import KvoSettings
 
 ALL = [*METHODS, "kvo-dsq", "kvo"]
+KNOWN = ", ".join([*ALL, *evaluate.INTEGER_METHODS])
 
 
 @pytest.fixture(scope="module")
@@ -214,8 +215,8 @@ def test_interrupted_run_keeps_the_rows_before(place, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--method", "fp16,kivi"], "unknown method 'kivi': there are all, " + ", ".join([*ALL, *evaluate.INTEGER_METHODS])),
-        (["--method", ","], "no method given: there are all, " + ", ".join([*ALL, *evaluate.INTEGER_METHODS])),
+        (["--method", "fp16,kivi"], f"unknown method 'kivi': there are all, {KNOWN}"),
+        (["--method", ","], f"no method given: there are all, {KNOWN}"),
         (["--method", "quest:page=7"], "method 'quest:page=7' is not possible: page must be a divisor of 64, not 7"),
         (
             ["--method", "kvo:group_tokens=32"],
