@@ -20,6 +20,8 @@ __all__ = [
 
 Float = NDArray[np.floating]
 _LIMIT = 127
+#: as many typical inputs count as much as the one that stands out
+_INPUTS_PER_FIRST = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,16 +145,17 @@ def quantize_projection(
 def round_along(scaled: Float, direction: Float, variance: Float) -> NDArray[np.float64]:
     """Integers for ``scaled[N, K]`` with errors whose product with ``direction[K]`` is small, one row like the other.
 
-    Weight by weight, those that the direction depends on most first; before each is rounded half up, all that are left
-    move as far as makes up for the error so far, which least squares spreads among them by their ``variance``.
+    Weight by weight, those that the direction depends on most first; before each is rounded half up, it moves by its
+    part in making up for the error so far. Least squares says how far: errors of all that are left, each by its
+    ``variance``, against an eighth of the square of the product.
     """
     room = np.maximum(variance.astype(np.float64), 1e-6 * float(np.max(variance, initial=0)) + 1e-30)
     lever = direction / room
     order = np.argsort(-np.abs(direction * lever), kind="stable")
-    left = np.cumsum((direction * lever)[order][::-1])[::-1]
+    left = np.cumsum((direction * lever)[order][::-1])[::-1] + _INPUTS_PER_FIRST
     codes, error = np.empty(scaled.shape), np.zeros(len(scaled))
     for k, reach in zip(order, left, strict=True):
-        aim = scaled[:, k] - (error * (lever[k] / reach) if reach > 0 else 0)
+        aim = scaled[:, k] - error * (lever[k] / reach)
         codes[:, k] = np.clip(np.floor(aim + 0.5), -_LIMIT, _LIMIT)
         error += (codes[:, k] - scaled[:, k]) * direction[k]
     return codes
