@@ -97,34 +97,6 @@ def quantize_projection(
     weights are rounded so that errors nearly cancel for the input that stands out, see `round_along`.
     """
     wide = weight.astype(np.float64)
-    bias = np.zeros(len(wide)) if offset is None else wide @ offset
-    folded = wide * gain
-    return (folded - folded.mean(axis=1, keepdims=True) if centered else folded), bias
-
-
-def pair_halves(count: int, head_dim: int) -> NDArray[np.int64]:
-    """The rows of a weight of ``count`` outputs in the order that makes elements i and i + head_dim / 2 neighbours."""
-    heads = np.arange(count).reshape(-1, 2, head_dim // 2)
-    return heads.transpose(0, 2, 1).ravel()
-
-
-def quantize_projection(
-    weight: Float,
-    *,
-    unit: Float | float,
-    input_unit: float,
-    bias: Float | None = None,
-    centered: bool = False,
-    inputs: Inputs | None = None,
-) -> Projection:
-    """INT8 weights of ``weight[N, K]``, each row with its own scale, for outputs in ``unit`` (one number, or ``[N]``).
-
-    input_unit: what a unit of an input row stands for; after a norm, K. bias: ``[N]``, in the unit of the weights'
-    products. centered: every row of INT8 weights sums to exactly zero, as the float weight's must. inputs: what rounding
-    makes of their mean is taken off the bias (Nagel et al., "Data-free quantization", 2019, section 4.2), and weights are
-    rounded so that errors nearly cancel for the input that stands out, see `round_along`.
-    """
-    wide = weight.astype(np.float64)
     step = np.abs(wide).max(axis=1) / _LIMIT
     scaled = wide / np.where(step > 0, step, 1)[:, None]
     if inputs is None:
