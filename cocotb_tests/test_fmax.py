@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from fpga import fmax
-from fpga.synth import cells_of
+from fpga.synth import RESULTS, cells_of
 from golden.errors import UserError
 from rtl.config import preset
 from rtl.gemm.array import PeArray
@@ -28,6 +28,18 @@ def test_multipliers_are_dsp_blocks_with_their_registers(tmp_path):
     # Sums, their copies and a row of them take most of the registers; products would take 160 more.
     sums = (2 * len(blocks) + config.columns) * config.acc_bits
     assert sums < cells["TRELLIS_FF"] < sums + len(blocks) * (config.act_bits + 8)
+
+
+def test_kept_report_belongs_to_the_array_of_today():
+    report = json.loads((RESULTS / "gemm-array-85f.json").read_text())
+    config = preset("smollm2").gemm
+    assert report["config"] == asdict(config)
+    assert (config.rows, config.columns, config.act_bits) == (8, 8, 12)
+    assert report["array"]["MULT18X18D"] == 64
+    assert report["seeds"]
+    for placed in report["seeds"].values():
+        assert placed["fmax_mhz"] >= 100
+        assert placed["MULT18X18D"] == 64
 
 
 @pytest.mark.nightly
