@@ -22,7 +22,9 @@ __all__ = [
     "IntegerLayer",
     "IntegerModel",
     "LayerInputs",
+    "fixed_residuals",
     "integer_model_for",
+    "residual_basis",
     "text_inputs",
 ]
 
@@ -38,9 +40,29 @@ INPUT_TOKENS = 1024
 _UNIT = 2.0**-RESIDUAL_FRACTION_BITS
 
 
+def residual_basis(hidden: int) -> Float:
+    """The orthonormal basis that residuals are kept in, ``[hidden, hidden]``: a cosine transform (DCT-II).
+
+    RMSNorm does not notice it, and weights take it in. No channel stands out then, neither of rows nor of weights
+    (Ashkboos et al., "QuaRot", 2024, section 3).
+    """
+    places = np.arange(hidden)
+    basis = np.sqrt(2 / hidden) * np.cos(np.pi / hidden * np.outer(places + 0.5, places))
+    basis[:, 0] /= np.sqrt(2)
+    return basis.astype(np.float32)
+
+
+def fixed_residuals(x: Float) -> Rows:
+    """Float residuals ``[T, hidden]`` as INT32 rows in that basis."""
+    return np.floor((x @ residual_basis(x.shape[1])).astype(np.float64) / _UNIT + 0.5).astype(np.int32)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerInputs:
-    """What goes into the projections of a layer; into `qkv` and `gate_up` normalized rows, without the norm's gain."""
+    """What goes into the projections of a layer; into `qkv` and `gate_up` normalized rows, without the norm's gain.
+
+    These are in the basis of `residual_basis`.
+    """
 
     qkv: Inputs
     attention_output: Inputs
@@ -53,7 +75,8 @@ def text_inputs(model: Model, tokens: Tokens) -> tuple[list[LayerInputs], Inputs
 
     The first token stands apart from mean and variance: models park huge activations on it that all others attend to.
     """
-    c, layers = model.config, []
+    c, basis = model.config, residual_basis(model.config.hidden)
+    layers = []
     x, positions, one = model.embed(tokens), np.arange(len(tokens)), np.ones(1, np.float32)
 
     def inputs(rows: Float) -> Inputs:
@@ -69,14 +92,14 @@ def text_inputs(model: Model, tokens: Tokens) -> tuple[list[LayerInputs], Inputs
         product = gate / (1 + np.exp(np.minimum(-gate, np.float32(80)))) * up
         layers.append(
             LayerInputs(
-                qkv=inputs(rms_norm(x, one, c.norm_eps)),
+                qkv=inputs(rms_norm(x, one, c.norm_eps) @ basis),
                 attention_output=inputs(rows),
-                gate_up=inputs(normalized),
+                gate_up=inputs(normalized @ basis),
                 down=inputs(product),
             )
         )
         x = model.finish(layer, x, attention)
-    last = inputs(rms_norm(x, one, c.norm_eps))
+    last = inputs(rms_norm(x, one, c.norm_eps) @ basis)
     return layers, replace(last, first=last.mean)
 
 
@@ -90,24 +113,27 @@ class IntegerLayer:
     def __init__(
         self, model: Model, calibration: ModelCalibration, layer: int, inputs: LayerInputs | None = None
     ) -> None:
-        c, w = model.config, model.weights(layer)
+        c, w, basis = model.config, model.weights(layer), residual_basis(model.config.hidden)
         fractions = (calibration.q_fraction, calibration.k_fraction, calibration.v_fraction)
         q_unit, k_unit, v_unit = (2.0 ** -fraction[layer].astype(np.float64) for fraction in fractions)
         q_unit = np.repeat(q_unit, c.q_heads // c.kv_heads) * np.sqrt(c.head_dim) / LOG2E
         units = np.repeat(np.concatenate([q_unit, k_unit, v_unit]), c.head_dim)
         self.v_fraction = int(calibration.v_fraction[layer].min())
         epsilon = epsilon_code(c.norm_eps, c.hidden, RESIDUAL_FRACTION_BITS)
-        qkv, _ = fold_norm(w.qkv, w.attention_norm)
-        gate_up, _ = fold_norm(w.gate_up, w.ffn_norm)
+        qkv = fold_norm(w.qkv, w.attention_norm)[0] @ basis
+        gate_up = fold_norm(w.gate_up, w.ffn_norm)[0] @ basis
         gate_up = gate_up.reshape(2, c.ffn, c.hidden).transpose(1, 0, 2).reshape(2 * c.ffn, c.hidden)
         gate_units = np.tile([2.0**-GATE_FRACTION_BITS, _UNIT], c.ffn)
         given: dict[str, Inputs] = {} if inputs is None else vars(inputs)
         self.qkv = quantize_projection(qkv, unit=units, input_unit=c.hidden, inputs=given.get("qkv"))
         self.attention_output = quantize_projection(
-            w.attention_output, unit=_UNIT, input_unit=2.0**-self.v_fraction, inputs=given.get("attention_output")
+            basis.T @ w.attention_output,
+            unit=_UNIT,
+            input_unit=2.0**-self.v_fraction,
+            inputs=given.get("attention_output"),
         )
         self.gate_up = quantize_projection(gate_up, unit=gate_units, input_unit=c.hidden, inputs=given.get("gate_up"))
-        self.down = quantize_projection(w.down, unit=_UNIT, input_unit=_UNIT, inputs=given.get("down"))
+        self.down = quantize_projection(basis.T @ w.down, unit=_UNIT, input_unit=_UNIT, inputs=given.get("down"))
         self.qkv_command = Command(
             norm=Norm.RMS,
             epsilon=epsilon,
@@ -122,9 +148,9 @@ class IntegerLayer:
 class IntegerModel:
     """``model`` with projections, norms, rotary embedding, SwiGLU and residual sums in integers, bit for bit as a core.
 
-    A `LanguageModel`: residuals are INT32 rows with 12 fraction bits; q, k and v are given, and attention is taken, in
-    float32, as attention elsewhere wants them; the numbers are those of the INT16 rows of ``calibration``.
-    ``tokens``: of a text whose inputs weights are rounded for, see `quantize_projection`.
+    A `LanguageModel`: residuals are INT32 rows with 12 fraction bits, in the basis of `residual_basis`. Attention gives
+    and takes float32, as elsewhere; the numbers are those of the INT16 rows of ``calibration``. ``tokens``: of a text
+    whose inputs weights are rounded for, see `quantize_projection`.
     """
 
     def __init__(
@@ -135,14 +161,14 @@ class IntegerModel:
         self._model, self._calibration = model, calibration
         inputs, last = text_inputs(model, tokens)
         self.layers = [IntegerLayer(model, calibration, layer, own) for layer, own in enumerate(inputs)]
-        weight, _ = fold_norm(model.output, model.output_norm)
+        weight = fold_norm(model.output, model.output_norm)[0] @ residual_basis(self.config.hidden)
         self._head = quantize_projection(weight, unit=_UNIT, input_unit=self.config.hidden, inputs=last)
         epsilon = epsilon_code(self.config.norm_eps, self.config.hidden, RESIDUAL_FRACTION_BITS)
         self._head_command = Command(norm=Norm.RMS, epsilon=epsilon)
 
     def embed(self, tokens: Tokens) -> Rows:
         """Token ids [T] to residual rows [T, hidden]."""
-        return np.floor(self._model.embed(tokens).astype(np.float64) / _UNIT + 0.5).astype(np.int32)
+        return fixed_residuals(self._model.embed(tokens))
 
     def rotary(self, positions: npt.NDArray[np.integer]) -> Rotary:
         """Cosines and sines [T, head_dim / 2] of ``positions``, 14 fraction bits."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from golden.calibrate import calibration_for, to_fixed
 from golden.gemm.core import Command, project
 from golden.gemm.weights import Projection
-from golden.integer_model import ACTIVATION_BITS, RESIDUAL_FRACTION_BITS, IntegerLayer
+from golden.integer_model import ACTIVATION_BITS, IntegerLayer, fixed_residuals
 from golden.model import load_model, prefill
 from golden.model.attention import causal_attention
 from golden.settings import default_settings
@@ -50,7 +50,7 @@ def real_projections(layers: Sequence[int], tokens: int) -> Iterator[RealProject
         attention = causal_attention(*model.qkv(layer, x, positions))
         if layer in layers:
             own = IntegerLayer(model, calibration, layer)
-            rows = np.floor(x * 2.0**RESIDUAL_FRACTION_BITS + 0.5).astype(np.int32)
+            rows = fixed_residuals(x)
             heads = to_fixed(attention.transpose(1, 0, 2).reshape(tokens, -1), own.v_fraction)
             yield RealProjection(layer=layer, x=rows, projection=own.qkv, command=own.qkv_command)
             attended = RealProjection(

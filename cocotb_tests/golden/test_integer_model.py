@@ -8,7 +8,7 @@ import pytest
 from golden.calibrate import calibration_for
 from golden.gemm.core import Command, project
 from golden.gemm.prologue import Norm
-from golden.integer_model import IntegerLayer, integer_model_for
+from golden.integer_model import IntegerLayer, fixed_residuals, integer_model_for, residual_basis
 from golden.model import load_model, prefill
 from golden.model.attention import causal_attention
 from golden.settings import default_settings
@@ -38,10 +38,10 @@ def test_projections_follow_float(models):
         attention = causal_attention(q, k, v)
         after = model.finish(layer, x, attention)
         if layer % 7 == 0:
-            rows = np.floor(x.astype(np.float64) * 4096 + 0.5).astype(np.int32)
+            rows = fixed_residuals(x)
             for got, exact in zip(integer.qkv(layer, rows, positions), (q, k, v), strict=True):
                 assert share(got, exact) < 0.03
-            change = (integer.finish(layer, rows, attention) - rows) / 4096
+            change = (integer.finish(layer, rows, attention) - rows) / 4096 @ residual_basis(x.shape[1]).T
             assert share(change, after - x) < 0.05
         x = after
 
@@ -72,9 +72,8 @@ def test_inputs_make_weights_better(models):
     for layer in (plain, integer.layers[0]):
         columns = layer.qkv.columns
         unit = np.repeat(2.0 ** -calibration.v_fraction[0].astype(float), model.config.head_dim)
-        rows = np.floor(x.astype(np.float64) * 4096 + 0.5).astype(np.int32)
         out, _ = project(
-            rows,
+            fixed_residuals(x),
             layer.qkv.weights[v],
             replace(columns, scale=columns.scale[v], shift=columns.shift[v], bias=columns.bias[v]),
             Command(norm=Norm.RMS, epsilon=layer.qkv_command.epsilon),
