@@ -43,6 +43,7 @@ FAMILIES = {
     "dsq": Family(("dsq_quantizer", "dsq_dequantizer"), ("dsq",)),
     "mha": Family(("hcap_history", "mha_core"), ("dsq", "mha")),
     "cache": Family(("kv_cache",), ("dsq", "mha", "cache")),
+    "gemm": Family(("gemm_core",), ("dsq", "gemm")),
 }
 #: the cells that are reported, and what they are
 CELLS = {

@@ -23,6 +23,7 @@ from rtl.config import PRESETS, AcceleratorConfig, load_config, preset
 from rtl.dsq.dequantizer import Dequantizer
 from rtl.dsq.quantizer import Quantizer
 from rtl.emit import verilog
+from rtl.gemm.core import GemmCore
 from rtl.hcap.history import History
 from rtl.hcap.selector import RunSelector
 from rtl.mha.core import MhaCore
@@ -140,6 +141,12 @@ BLOCKS = (
         summary="queries to attention outputs and masses, on compressed records and INT8 tokens",
         create=MhaCore,
         timing=_core_timing,
+    ),
+    Block(
+        name="gemm_core",
+        summary="rows through projections with norm, rotary embedding, SwiGLU and residual",
+        create=GemmCore,
+        timing=lambda config: {"latency": GemmCore.latency(config)},
     ),
     Block(
         name="kv_cache",
