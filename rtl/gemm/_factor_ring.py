@@ -52,7 +52,7 @@ class FactorRing(wiring.Component):
     def elaborate(self, platform: Any) -> Module:
         m = Module()
         depth = 1 << (self.index_bits - 1)
-        m.submodules.factors = factors = Memory(shape=factor_layout(), depth=depth, init=[])
+        m.submodules.memory = factors = Memory(shape=factor_layout(), depth=depth, init=[])
         write, read = factors.write_port(), factors.read_port()
         written, oldest = Signal(self.index_bits), Signal(self.index_bits)
         m.d.comb += [

@@ -133,7 +133,7 @@ class Epilogue(wiring.Component):
         m.submodules[f"pair_{n}"] = pair = PairProducts()
         for k in range(2):
             column = 2 * n + k
-            m.submodules[f"scale_{column}"] = scale = ColumnScale(self.acc_bits)
+            m.submodules[f"column_{column}"] = scale = ColumnScale(self.acc_bits)
             m.d.comb += [
                 scale.en.eq(advance),
                 scale.sum.eq(beat.sums[column]),

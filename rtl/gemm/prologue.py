@@ -123,7 +123,8 @@ class Prologue(wiring.Component):
         shift = Signal(range(ELEMENT_BITS + 1 - self.config.act_bits))
         magnitude, unshifted = self.i_row.payload.magnitude, self.config.act_bits - 1
         m.d.comb += shift.eq(Mux(magnitude > unshifted, magnitude - unshifted, 0))
-        kept = Cat(~row_ends | (command.last_element[:lane_bits] >= lane) for lane in range(self.config.row_lanes))
+        last_lane = command.last_element[:lane_bits]
+        kept = Cat(1, *(~row_ends | (last_lane >= lane) for lane in range(1, self.config.row_lanes)))
         self._encode(m, shift, kept, sums.codes)
         valid, last = Signal(_CODE_STAGES), Signal(_CODE_STAGES)
         m.d.sync += [valid.eq(Cat(taken, valid)), last.eq(Cat(row_ends, last))]
@@ -158,7 +159,7 @@ class Prologue(wiring.Component):
 
     def _finish(self, m: Module, command: data.View, shift: Value, row_ends: Value, sums: RowSums) -> Value:
         """What is known of a row at its end and what it sums up to wait for the root; whether another row may end."""
-        m.submodules.root = root = InverseRoot(self.config)
+        m.submodules.inverse_root = root = InverseRoot(self.config)
         norm, last_element = Signal.like(command.norm), Signal.like(command.last_element)
         fields = Cat(norm, root.shift, root.epsilon, last_element)
         m.submodules.row_queue = rows = SyncFIFO(width=len(fields), depth=_QUEUE)
