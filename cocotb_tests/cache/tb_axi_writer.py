@@ -137,7 +137,8 @@ class Bench:
         """Requests of many lengths near 4 KiB boundaries, in a part of the memory that belongs to the port."""
         requests = []
         for _ in range(count):
-            words = draw.choice([1, 1, 2, draw.randint(1, 10), draw.randint(1, 3 * self.config.max_burst)])
+            most = min(3 * self.config.max_burst, 2 * self.boundary - 2)
+            words = draw.choice([1, 1, 2, draw.randint(1, min(10, most)), draw.randint(1, most)])
             near = (8 * port + draw.randrange(2, 6)) * self.boundary - draw.randint(-2, words + 2)
             requests.append((near, words, draw.random() < 0.15))
         return requests
