@@ -211,6 +211,8 @@ class AcceleratorConfig:
     def __post_init__(self) -> None:
         most = 2 * self.dsq.head_dim
         _require(self.dsq.bus_bits <= most, f"dsq.bus_bits must be at most 2*head_dim={most}", self.dsq.bus_bits)
+        half = self.dsq.head_dim // 2
+        _require(half % self.gemm.pairs == 0, f"gemm.pairs must divide dsq.head_dim/2={half}", self.gemm.pairs)
         layout = self.memory_map
         size = (layout.pool_words(False) + layout.pool_words(True)) * self.dsq.bus_bits // 8
         _require(

@@ -90,4 +90,4 @@ def test_matches_golden_in_presets(simulator, name):
 def test_rejects_heads_that_beats_do_not_divide():
     message = "gemm.pairs must divide dsq.head_dim/2=10, not 4"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        GemmCore(small(head_dim=20, columns=8, pairs=4))
+        small(head_dim=20, columns=8, pairs=4)
