@@ -1,7 +1,7 @@
 """Coroutines of the GemmCore tests."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,14 @@ from rtl.gemm.core import GemmCore
 
 CONFIG = AcceleratorConfig(dsq=DsqConfig(**params()["dsq"]), gemm=GemmConfig(**params()["gemm"]))
 GEMM = CONFIG.gemm
+
+
+WORDS: dict[str, Callable[[Job], list[int]]] = {
+    "i_row": Job.row_words,
+    "i_weight": Job.weight_words,
+    "i_column": Job.column_words,
+    "i_rotary": Job.rotary_words,
+}
 
 
 class Bench:
@@ -59,15 +67,14 @@ class Bench:
         self._residuals.clear()
         self._beats = self._rows = self._ended = 0
 
-    def send(self, jobs: Sequence[Job]) -> None:
-        """All that the commands need."""
+    def send(self, jobs: Sequence[Job], *, without: str = "") -> None:
+        """All that the commands need, or all but the words of one stream."""
         for job in jobs:
             self.sources["i_command"].send_nowait([job.fields])
             if job.fault is Fault.NONE:
-                self.sources["i_row"].send_nowait(job.row_words())
-                self.sources["i_weight"].send_nowait(job.weight_words())
-                self.sources["i_column"].send_nowait(job.column_words())
-                self.sources["i_rotary"].send_nowait(job.rotary_words())
+                for name, words in WORDS.items():
+                    if name != without:
+                        self.sources[name].send_nowait(words(job))
                 places = [(int(row), int(column)) for row, column, _, _ in job.places]
                 if words := job.residual_words():
                     self._residuals.extend(zip(places, words, strict=True))
@@ -202,6 +209,25 @@ async def matches_golden_under_stalls(dut, i_stall, o_stall):
     await bench.end()
 
 
+@cocotb.test()
+@cocotb.parametrize(late=list(WORDS))
+async def waits_for_what_is_late(dut, late):
+    """One input comes long after the others, angles also when no column is turned."""
+    bench = Bench(dut)
+    await start(dut)
+    head_dim, columns = CONFIG.dsq.head_dim, 2 * CONFIG.dsq.head_dim
+    for turned in (0, head_dim, columns):
+        fields = {"function": Function.ROTARY, "columns": columns, "rotary_columns": turned}
+        jobs = random_jobs(f"late {late} {turned}", 2, rows=GEMM.rows + 1, k=GEMM.row_lanes + 1, **fields)
+        bench.send(jobs, without=late)
+        await cycles(dut, 400)
+        for job in jobs:
+            bench.sources[late].send_nowait(WORDS[late](job))
+        for job in jobs:
+            await bench.compare(job, f"{late} is late, {turned} columns are turned")
+    await bench.end()
+
+
 def refused_jobs(draw: np.random.Generator) -> list[Job]:
     """Every reason to refuse, and the nearest commands that are taken."""
     c, most = GEMM, (1 << 17) - 1
@@ -284,9 +310,7 @@ async def meets_latency(dut):
         add_residual=False,
     )
     row = bench.sources["i_row"]
-    bench.sources["i_command"].send_nowait([job.fields])
-    bench.sources["i_weight"].send_nowait(job.weight_words())
-    bench.sources["i_column"].send_nowait(job.column_words())
+    bench.send([job], without="i_row")
     await cycles(dut, 60)
     row.send_nowait(job.row_words())
     await bench.compare(job, "latency")
