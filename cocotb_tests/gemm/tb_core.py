@@ -182,7 +182,11 @@ async def matches_golden_at_its_limits(dut):
     tiles = min(ROW_TILES, words)
     cases = [
         {"rows": c.rows, "k": c.max_k},
-        {"rows": tiles * c.rows, "k": 1 + (words // tiles - 1) * c.row_lanes, "function": Function.LINEAR},
+        {
+            "rows": tiles * c.rows,
+            "k": min(1 + (words // tiles - 1) * c.row_lanes, c.weight_words),
+            "function": Function.LINEAR,
+        },
         {"rows": min(ROTARY_TILES, words) * c.rows, "k": 1, "function": Function.ROTARY},
     ]
     longest = min(c.weight_words, c.max_k)
