@@ -64,7 +64,7 @@ def test_rejects_impossible_attention(values, message):
         ({"block_pages": 1}, "block_pages must be a power of two from 2 to 65536, not 1"),
         ({"max_burst": 257}, "max_burst must be from 1 to 256, not 257"),
         ({"outstanding": 0}, "outstanding must be from 1 to 256, not 0"),
-        ({"gemm_ports": 17}, "gemm_ports must be from 0 to 16, not 17"),
+        ({"read_ports": 17}, "read_ports must be from 0 to 16, not 17"),
         ({"l1_words": 8}, "l1_words must be a power of two from 16 to 65536, not 8"),
         ({"l2_words": 100}, "l2_words must be a power of two from 16 to 65536, not 100"),
     ],
@@ -99,7 +99,7 @@ def test_accepts_ends_of_the_ranges():
     MhaConfig(q_heads=1, tile_groups=1, max_groups=1)
     MhaConfig(q_heads=8, tile_groups=1024, max_groups=1 << 20)
     CacheConfig(addr_bits=16, max_sequences=1, streams=1, record_pages=2, block_pages=2, max_burst=1, outstanding=1)
-    CacheConfig(addr_bits=64, max_sequences=256, streams=1 << 16, max_burst=256, outstanding=256, gemm_ports=16)
+    CacheConfig(addr_bits=64, max_sequences=256, streams=1 << 16, max_burst=256, outstanding=256, read_ports=16)
 
 
 def test_configs_are_frozen_and_keyword_only():

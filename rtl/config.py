@@ -14,6 +14,7 @@ __all__ = [
     "PRESETS",
     "AcceleratorConfig",
     "CacheConfig",
+    "ControlConfig",
     "DsqConfig",
     "GemmConfig",
     "MhaConfig",
@@ -113,7 +114,7 @@ class CacheConfig:
         from 2 to 65536; a page has one group of every stream.
     max_burst: beats of an AXI burst at most, 1 to 256.
     outstanding: read bursts under way at once, 1 to 256.
-    gemm_ports: requesters beside attention, 0 to 16.
+    read_ports, write_ports: requesters beside attention, 0 to 16, and beside what is written to pages, 0 to 8.
     l1_words, l2_words: room for words that attention has asked for, and for scans that it will ask for; powers of two
         from 16 to 65536.
     """
@@ -125,7 +126,8 @@ class CacheConfig:
     block_pages: int = 16
     max_burst: int = 16
     outstanding: int = 32
-    gemm_ports: int = 4
+    read_ports: int = 8
+    write_ports: int = 3
     l1_words: int = 512
     l2_words: int = 512
 
@@ -136,7 +138,8 @@ class CacheConfig:
             ("streams", 1, 1 << 16),
             ("max_burst", 1, 256),
             ("outstanding", 1, 256),
-            ("gemm_ports", 0, 16),
+            ("read_ports", 0, 16),
+            ("write_ports", 0, 8),
         ):
             value = getattr(self, name)
             _require(least <= value <= most, f"{name} must be from {least} to {most}", value)
@@ -148,10 +151,11 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GemmConfig:
-    """Sizes of a GEMM core.
+    """Sizes of the GEMM cores.
 
     Parameters
     ----------
+    cores: of them, 1 to 8, which are alike.
     rows, columns: of the PE array, 1 to 64 activation rows and 2 to 64 outputs, the latter even.
     act_bits: of an activation code, 8 to 16.
     max_k: the longest activation row, 1 to 65536; no sum of so many products overflows.
@@ -161,6 +165,7 @@ class GemmConfig:
     pairs: pairs of outputs that are finished in a cycle, a divisor of ``columns / 2``, a power of two.
     """
 
+    cores: int = 4
     rows: int = 8
     columns: int = 8
     act_bits: int = 12
@@ -174,6 +179,7 @@ class GemmConfig:
         def power_of_two(n: int) -> bool:
             return n > 0 and n & (n - 1) == 0
 
+        _require(1 <= self.cores <= 8, "cores must be from 1 to 8", self.cores)
         _require(1 <= self.rows <= 64, "rows must be from 1 to 64", self.rows)
         even = 2 <= self.columns <= 64 and self.columns % 2 == 0
         _require(even, "columns must be an even number from 2 to 64", self.columns)
@@ -200,6 +206,39 @@ class GemmConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ControlConfig:
+    """Sizes of what drives the cores.
+
+    Parameters
+    ----------
+    scratch_words: of the activation scratchpad, each of ``gemm.row_lanes`` elements of 32 bits, 16 to 2**20.
+    scratch_rows: rows in it whose magnitudes are kept, 1 to 65536.
+    semaphores: 1 to 256.
+    queue_depth: commands of a queue that are on chip at once, 2 to 16.
+    event_depth: events that wait to be read, a power of two from 2 to 4096.
+    """
+
+    scratch_words: int = 16384
+    scratch_rows: int = 1024
+    semaphores: int = 64
+    queue_depth: int = 4
+    event_depth: int = 64
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("scratch_words", 16, 1 << 20),
+            ("scratch_rows", 1, 1 << 16),
+            ("semaphores", 1, 256),
+            ("queue_depth", 2, 16),
+        ):
+            value = getattr(self, name)
+            _require(least <= value <= most, f"{name} must be from {least} to {most}", value)
+        depth = self.event_depth
+        fits = 2 <= depth <= 4096 and depth & (depth - 1) == 0
+        _require(fits, "event_depth must be a power of two from 2 to 4096", depth)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AcceleratorConfig:
     """Everything that is fixed when the hardware is generated; one member for each kind of block."""
 
@@ -207,6 +246,7 @@ class AcceleratorConfig:
     mha: MhaConfig = field(default_factory=MhaConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     gemm: GemmConfig = field(default_factory=GemmConfig)
+    control: ControlConfig = field(default_factory=ControlConfig)
 
     def __post_init__(self) -> None:
         most = 2 * self.dsq.head_dim
@@ -249,14 +289,15 @@ PRESETS: dict[str, tuple[str, AcceleratorConfig]] = {
             dsq=DsqConfig(head_dim=16, group_tokens=16, max_salient=4, lanes=4, bus_bits=32),
             mha=MhaConfig(q_heads=2, tile_groups=4, max_groups=64),
             cache=CacheConfig(
-                addr_bits=20, streams=3, record_pages=64, block_pages=16, gemm_ports=2, l1_words=32, l2_words=32
+                addr_bits=20, streams=3, record_pages=64, block_pages=16, read_ports=6, l1_words=32, l2_words=32
             ),
-            gemm=GemmConfig(rows=2, columns=4, max_k=96, act_words=96, weight_words=64, row_lanes=2),
+            gemm=GemmConfig(cores=2, rows=2, columns=4, max_k=96, act_words=192, weight_words=128, row_lanes=2),
+            control=ControlConfig(scratch_words=1024, scratch_rows=64),
         ),
     ),
     "smollm2": (
         "SmolLM2-135M, the embedded default model: head_dim 64, 128-bit bus, 4-bit K deltas",
-        AcceleratorConfig(dsq=DsqConfig(delta_bits=4)),
+        AcceleratorConfig(dsq=DsqConfig(delta_bits=4), gemm=GemmConfig(act_words=6144)),
     ),
     "ulx3s": (
         "SmolLM2-135M on an ECP5-85F with a 16-bit SDRAM: 32-bit bus, few lanes",
@@ -264,6 +305,7 @@ PRESETS: dict[str, tuple[str, AcceleratorConfig]] = {
             dsq=DsqConfig(delta_bits=4, lanes=4, bus_bits=32),
             cache=CacheConfig(addr_bits=25, max_sequences=2, record_pages=64, block_pages=4),
             gemm=GemmConfig(rows=4, columns=4, max_k=1536, act_words=1536, weight_words=16, row_lanes=2),
+            control=ControlConfig(scratch_words=8192, scratch_rows=64),
         ),
     ),
     "llama2-7b": (
@@ -275,6 +317,7 @@ PRESETS: dict[str, tuple[str, AcceleratorConfig]] = {
             gemm=GemmConfig(
                 rows=16, columns=16, max_k=11008, act_words=22016, weight_words=16384, row_lanes=16, pairs=2
             ),
+            control=ControlConfig(scratch_words=1 << 16),
         ),
     ),
     "dac25": (
@@ -286,6 +329,7 @@ PRESETS: dict[str, tuple[str, AcceleratorConfig]] = {
             gemm=GemmConfig(
                 rows=16, columns=16, max_k=11008, act_words=22016, weight_words=16384, row_lanes=16, pairs=2
             ),
+            control=ControlConfig(scratch_words=1 << 16),
         ),
     ),
 }

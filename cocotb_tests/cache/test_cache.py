@@ -23,7 +23,7 @@ ODD = AcceleratorConfig(
         block_pages=8,
         max_burst=5,
         outstanding=3,
-        gemm_ports=1,
+        read_ports=1,
         l1_words=16,
         l2_words=64,
     ),

@@ -93,7 +93,7 @@ class KvCache(wiring.Component):
         c = config.cache
         common = {"data_bits": config.dsq.bus_bits, "addr_bits": c.addr_bits, "max_burst": c.max_burst}
         room = max(64, 4 * c.max_burst)
-        buffers = (c.l1_words, c.l2_words) + (room,) * (1 + c.gemm_ports)
+        buffers = (c.l1_words, c.l2_words) + (room,) * (1 + c.read_ports)
         return (
             AxiConfig(**common, outstanding=c.outstanding, depths=buffers),
             AxiConfig(**common, outstanding=c.outstanding, depths=(room,) * 2),
@@ -137,10 +137,10 @@ class KvCache(wiring.Component):
             "o_done": Out(stream.Signature(done_layout())),
             "axi": Out(self.read_config.signature(WRITE + READ)),
         }
-        if c.gemm_ports:
+        if c.read_ports:
             request = self.read_config.request_shape
-            members["i_read"] = In(stream.Signature(request)).array(c.gemm_ports)
-            members["o_read"] = Out(stream.Signature(word)).array(c.gemm_ports)
+            members["i_read"] = In(stream.Signature(request)).array(c.read_ports)
+            members["o_read"] = Out(stream.Signature(word)).array(c.read_ports)
         super().__init__(members)
 
     def elaborate(self, platform: Any) -> Module:
@@ -167,7 +167,7 @@ class KvCache(wiring.Component):
         self._commands(m, pages, writes, copier)
         self._writes(m, translator, writes, writer)
         self._copies(m, copier, reader, writer)
-        for n in range(config.cache.gemm_ports):
+        for n in range(config.cache.read_ports):
             connect(m, flipped(self.i_read[n]), reader.i_request[GEMM + n])
             connect(m, reader.o[GEMM + n], flipped(self.o_read[n]))
         for port in (reader.axi, writer.axi):

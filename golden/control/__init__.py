@@ -1,0 +1,1 @@
+"""What the control of the accelerator is told: commands and their faults."""

@@ -1,0 +1,1 @@
+"""Control of the accelerator: registers, commands, scratchpad, and what drives each core."""
