@@ -97,8 +97,8 @@ def test_manifest_tells_the_cycles(built):
     }
     layout, word = preset(name).memory_map, dsq.bus_bits // 8
     assert blocks["kv_cache"]["cycles"]["record_page_bytes"] == layout.stride(False) * word
-    assert set(blocks["accelerator"]["cycles"]) == set(blocks["mha_core"]["cycles"]) | set(blocks["kv_cache"]["cycles"])
-    others = ("hcap_history", "mha_core", "kv_cache", "accelerator")
+    assert set(blocks["cached_attention"]["cycles"]) == set(blocks["mha_core"]["cycles"]) | set(blocks["kv_cache"]["cycles"])
+    others = ("hcap_history", "mha_core", "kv_cache", "cached_attention")
     assert all(value > 0 for block in others for value in blocks[block]["cycles"].values())
 
 

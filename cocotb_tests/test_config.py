@@ -162,7 +162,7 @@ def test_presets_read_back_from_toml(tmp_path, name):
     "text, message",
     [
         ("[dsq]\nwidth = 3\n", "unknown key 'dsq.width', the keys of dsq are head_dim, group_tokens, max_salient, "),
-        ("[control]\n", "unknown key 'control', the keys are preset, dsq, mha, cache, gemm"),
+        ("[power]\n", "unknown key 'power', the keys are preset, dsq, mha, cache, gemm, control"),
         ("[mha]\nq_heads = 9\n", "mha: q_heads must be from 1 to 8, not 9"),
         ("[dsq]\nbus_bits = 512\n", "dsq.bus_bits must be at most 2*head_dim=128, not 512"),
         ("dsq = 3\n", "dsq must be a table, not 3"),

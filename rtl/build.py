@@ -32,7 +32,7 @@ from rtl.mha.query import QueryPreparer
 from rtl.mha.scores import ScoreArray
 from rtl.mha.softmax import StreamingSoftmax
 from rtl.mha.value_sum import ValueSum
-from rtl.top import Accelerator
+from rtl.top import CachedAttention
 
 __all__ = ["BLOCKS", "Block", "CommandParser", "block_named", "emit", "fix_hashes"]
 
@@ -155,9 +155,9 @@ BLOCKS = (
         timing=_cache_timing,
     ),
     Block(
-        name="accelerator",
+        name="cached_attention",
         summary="attention of query after query on caches in DRAM",
-        create=Accelerator,
+        create=CachedAttention,
         timing=lambda config: {**_core_timing(config), **_cache_timing(config)},
     ),
 )

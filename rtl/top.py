@@ -7,17 +7,18 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import connect, flipped
 
 from rtl.cache.cache import KvCache
+from rtl.common.ports import expose
 from rtl.config import AcceleratorConfig
 from rtl.mha.core import MhaCore
 
-__all__ = ["Accelerator"]
+__all__ = ["CachedAttention"]
 
 #: between core and cache
 INNER = ("o_job", "o_scan", "i_request", "o")
 CORE_INNER = ("i_job", "i_scan", "o_request", "i")
 
 
-class Accelerator(wiring.Component):
+class CachedAttention(wiring.Component):
     """`MhaCore` and `KvCache`: attention of query after query, of any caches, on records in DRAM.
 
     Members
@@ -39,7 +40,9 @@ class Accelerator(wiring.Component):
         return {**members, "i_row": core["i_query"]}
 
     def _connect_requests(self, m: Module, core: MhaCore, cache: KvCache) -> None:
+        """Requests of the core, and their words."""
         connect(m, core.o_request, cache.i_request)
+        connect(m, cache.o, core.i)
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
@@ -48,18 +51,8 @@ class Accelerator(wiring.Component):
         connect(m, cache.o_job, core.i_job)
         connect(m, cache.o_scan, core.i_scan)
         self._connect_requests(m, core, cache)
-        connect(m, cache.o, core.i)
         connect(m, flipped(self.i_row), core.i_query)
         for block, inner in ((core, (*CORE_INNER, "i_query")), (cache, INNER)):
-            for name, member in block.signature.members.items():
-                if name in inner or name not in self.signature.members:
-                    continue
-                inside, outside = getattr(block, name), getattr(self, name)
-                if member.is_port:
-                    m.d.comb += outside.eq(inside) if member.flow is wiring.Out else inside.eq(outside)
-                elif member.dimensions:
-                    for port, end in zip(inside, outside, strict=True):
-                        connect(m, port, flipped(end))
-                else:
-                    connect(m, inside, flipped(outside))
+            members = self.signature.members
+            expose(m, block, self, [name for name in block.signature.members if name not in inner and name in members])
         return m

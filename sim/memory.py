@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from cocotb_tests.cache.load import LoadedAccelerator
+from cocotb_tests.cache.load import LoadedAttention
 from cocotb_tests.cache.system import System, dram_config
 from cocotb_tests.lib import launch
 from cocotb_tests.lib.dram import DRAM_SOURCES
@@ -62,7 +62,7 @@ def simulate(
     (folder / "heads.pkl").write_bytes(pickle.dumps(list(heads)))
     closed = len(heads[0].state.closed)
     salient = heads[0].state.settings.salient_tokens
-    accelerator = LoadedAccelerator(config, groups=closed, salient_tokens=salient)
+    accelerator = LoadedAttention(config, groups=closed, salient_tokens=salient)
     run = partial(
         launch.run,
         System(accelerator, dram_config(config, **dram)),

@@ -15,9 +15,9 @@ from rtl.config import AcceleratorConfig
 from rtl.mha._query_store import SLOT_BITS, SLOTS
 from rtl.mha._requests import request_layout
 from rtl.mha.core import MhaCore
-from rtl.top import Accelerator
+from rtl.top import CachedAttention
 
-__all__ = ["LoadedAccelerator", "PlaceMemory", "section_rows"]
+__all__ = ["LoadedAttention", "PlaceMemory", "section_rows"]
 
 #: words of a request of a GEMM core
 GEMM_WORDS = 64
@@ -105,14 +105,14 @@ class PlaceMemory(wiring.Component):
         return m
 
 
-class LoadedAccelerator(Accelerator):
+class LoadedAttention(CachedAttention):
     """The accelerator with `PlaceMemory` between core and cache, and GEMM ports that read on and on.
 
     Members
     -------
     scatter, i_place : of PlaceMemory
     gemm : the GEMM ports ask for one piece of memory after the other, and take all words
-    others : of Accelerator, but for the GEMM ports
+    others : of CachedAttention, but for the GEMM ports
     """
 
     def __init__(self, config: AcceleratorConfig, *, groups: int, salient_tokens: int) -> None:
@@ -144,6 +144,7 @@ class LoadedAccelerator(Accelerator):
         m.submodules.places = places = self._places
         connect(m, core.o_request, places.i)
         connect(m, places.o, cache.i_request)
+        connect(m, cache.o, core.i)
         connect(m, wiring.flipped(self.i_place), places.i_place)
         m.d.comb += [
             places.enable.eq(self.scatter),

@@ -20,9 +20,10 @@ from cocotb_tests.lib.stream import StreamSink, StreamSource
 from cocotb_tests.mha.attention import Query, beats, calibration_words, job_fields, received_rows
 from golden.cache.page_table import PageOp, PageStatus, PageTable, Reply
 from rtl.cache.cache import KvCache
+from rtl.common.ports import expose
 from rtl.config import AcceleratorConfig
 from rtl.mha._requests import Fault
-from rtl.top import Accelerator
+from rtl.top import CachedAttention
 
 __all__ = ["Owner", "System", "SystemBench", "Write", "dram_config", "new_page_table"]
 
@@ -61,17 +62,7 @@ class System(wiring.Component):
         m.submodules.memory = memory = self._memory
         connect(m, flipped(self.dram), memory.bench)
         attach(m, memory.axi, accelerator.axi)
-        for name, member in accelerator.signature.members.items():
-            if name == "axi":
-                continue
-            inside, outside = getattr(accelerator, name), getattr(self, name)
-            if member.is_port:
-                m.d.comb += outside.eq(inside) if member.flow is wiring.Out else inside.eq(outside)
-            elif member.dimensions:
-                for port, end in zip(inside, outside, strict=True):
-                    connect(m, port, flipped(end))
-            else:
-                connect(m, inside, flipped(outside))
+        expose(m, accelerator, self, [name for name in accelerator.signature.members if name != "axi"])
         return m
 
 
@@ -108,12 +99,25 @@ class Write:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class OtherPorts:
+    """Reads of pages by group; reads and writes by address."""
+
+    fetch: StreamSource
+    fetched: StreamSink
+    read: StreamSource
+    words: StreamSink
+    store: StreamSource
+    store_word: StreamSource
+    stored: StreamSink
+
+
 class SystemBench:
     """The streams of a `System`, the memory's content, and golden's page table beside the hardware's."""
 
     def __init__(self, dut: Any, config: AcceleratorConfig, dram: DramConfig, stall: str = "none") -> None:
         self.dut, self.config, self.layout = dut, config, config.memory_map
-        self.members = members = Accelerator(config).signature.members
+        self.members = members = CachedAttention(config).signature.members
         self._shapes = {
             name: member.signature.members["payload"].shape
             for name, member in members.items()
@@ -136,11 +140,28 @@ class SystemBench:
         self.image = DramImage(dut, dram)
         self.bases = (0, self.layout.pool_words(False))
         self.golden = new_page_table(config)
-        self._status_shape = Accelerator(config).status.shape()
-        self._settings_shape = Accelerator(config).settings.shape()
+        self._status_shape = CachedAttention(config).status.shape()
+        self._settings_shape = CachedAttention(config).settings.shape()
         self.configure()
         for name in ("clear", "fault_clear"):
             child(dut, name).value = 0
+
+    def other_ports(self) -> "OtherPorts":
+        """The ports of those that are not attention; of arrays the last one."""
+
+        def shape(name: str) -> Any:
+            return self.members[name].signature.members["payload"].shape
+
+        reads, writes = self.config.cache.read_ports - 1, self.config.cache.write_ports - 1
+        return OtherPorts(
+            fetch=StreamSource(self.dut, "i_fetch", shape=shape("i_fetch")),
+            fetched=StreamSink(self.dut, "o_fetch", shape=shape("o_fetch")),
+            read=StreamSource(self.dut, f"i_read__{reads}", shape=shape("i_read")),
+            words=StreamSink(self.dut, f"o_read__{reads}", shape=shape("o_read")),
+            store=StreamSource(self.dut, f"i_store__{writes}", shape=shape("i_store")),
+            store_word=StreamSource(self.dut, f"i_store_word__{writes}", shape=shape("i_store_word")),
+            stored=StreamSink(self.dut, f"o_stored__{writes}"),
+        )
 
     def configure(self, *, prefetch: bool = True, share: int = 64, pressure: int = 256) -> None:
         """Set the registers."""

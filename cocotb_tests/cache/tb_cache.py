@@ -298,6 +298,40 @@ async def bad_writes_are_refused(dut):
 
 
 @cocotb.test()
+async def others_read_and_write_beside_attention(dut):
+    """Words of pages by group, with errors while nobody holds the sequence; words by address, read and written."""
+    b = bench(dut)
+    ports = b.other_ports()
+    await start(dut)
+    made = caches("others", groups=2)
+    await fill(b, 0, made)
+    memory = made[0][1][-1].memory
+    owner = {"sequence": 0, "stream": 0}
+    spans = [(0, min(memory.records), 3), (1, min(memory.blocks), 7)]
+    for held in (False, True):
+        if held:
+            await hold(b, [0])
+        for dense, group, word in spans:
+            content = (memory.blocks if dense else memory.records)[group][word:]
+            ports.fetch.send_nowait([{**owner, "dense": dense, "group": group, "word": word, "count": len(content)}])
+            got = await ports.fetched.recv(len(content))
+            assert [bool(w["error"]) for w in got] == [not held] * len(content)
+            if held:
+                assert [int(w["data"]) for w in got] == content
+    await drop(b, [0])
+    address = b.address(Owner(0, 1), True, spans[1][1]) // (CONFIG.dsq.bus_bits // 8)
+    ports.store.send_nowait([{"address": address + 1, "count": 5, "bad": 0}])
+    ports.store_word.send_nowait([{"data": n + 1, "strb": ~0} for n in range(5)])
+    assert await ports.stored.recv(1) == [0]
+    ports.read.send_nowait([{"address": address, "count": 7, "bad": 0}, {"address": address, "count": 2, "bad": 1}])
+    got = await ports.words.recv(9)
+    kept = made[1][1][-1].memory.blocks[spans[1][1]]
+    assert [int(w["data"]) for w in got[:7]] == [kept[0], 1, 2, 3, 4, 5, kept[6]]
+    assert [bool(w["error"]) for w in got] == [False] * 7 + [True] * 2
+    await b.end()
+
+
+@cocotb.test()
 async def full_pools_lose_nothing(dut):
     b = bench(dut)
     await start(dut)

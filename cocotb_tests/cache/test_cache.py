@@ -10,7 +10,7 @@ from cocotb_tests.lib import launch
 from cocotb_tests.lib.dram import DRAM_SOURCES
 from golden.cache.cache import MemoryMap
 from rtl.config import AcceleratorConfig, CacheConfig, DsqConfig, MhaConfig, preset
-from rtl.top import Accelerator
+from rtl.top import CachedAttention
 
 ODD = AcceleratorConfig(
     dsq=DsqConfig(head_dim=48, group_tokens=32, max_salient=6, delta_bits=4, lanes=4, bus_bits=64),
@@ -32,7 +32,7 @@ ODD = AcceleratorConfig(
 
 def run(config: AcceleratorConfig, simulator: str, dram: dict, tests: str | None = None) -> None:
     launch.run(
-        System(Accelerator(config), dram_config(config, **dram)),
+        System(CachedAttention(config), dram_config(config, **dram)),
         name="cache_system",
         tb="cocotb_tests.cache.tb_cache",
         parameters={**asdict(config), "dram": dram, "resets": 4},
@@ -62,7 +62,7 @@ SMALL_POOLS = replace(
 def soak(cycles: int, must: tuple[str, ...], dram: dict) -> None:
     config = SMALL_POOLS
     launch.run(
-        System(Accelerator(config), dram_config(config, **dram)),
+        System(CachedAttention(config), dram_config(config, **dram)),
         name="cache_soak",
         tb="cocotb_tests.cache.tb_soak",
         parameters={**asdict(config), "dram": dram, "resets": 0, "most_groups": 6, "soak_cycles": cycles, "must": must},

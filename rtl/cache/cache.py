@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from golden.cache.page_table import PageOp, PageStatus
 from rtl.cache._copier import Copier
 from rtl.cache._prefetch import Prefetcher, owner_layout
-from rtl.cache._translator import Translator, address_bits
+from rtl.cache._translator import Translator, address_bits, words_layout
 from rtl.cache._writer import Writer, done_layout, write_layout
 from rtl.cache.axi import READ, WRITE, AxiConfig
 from rtl.cache.axi_reader import AxiReader
@@ -24,12 +24,12 @@ __all__ = ["KvCache", "settings_layout"]
 
 #: requests of attention whose words have not all been given
 REQUESTS = 128
-#: read requesters: attention, prefetch, copies of blocks, and from GEMM on the GEMM ports
-ATTENTION, PREFETCH, COPY, GEMM = range(4)
-#: write requesters
-WRITES, COPIES = range(2)
+#: read requesters: attention, prefetch, copies of blocks, words of pages; from PLAIN on the ports that give addresses
+ATTENTION, PREFETCH, COPY, PAGES, PLAIN = range(5)
+#: write requesters; from PLAIN_WRITES on the ports that give addresses
+WRITES, COPIES, PLAIN_WRITES = range(3)
 #: requesters of translations
-READS, SCANS, STORES = range(3)
+READS, SCANS, STORES, FETCHES = range(4)
 
 
 def settings_layout(config: AcceleratorConfig) -> data.StructLayout:
@@ -54,7 +54,7 @@ def status_layout(reader: AxiReader, writer: AxiWriter, pages: PageTable) -> dat
 
 
 class KvCache(wiring.Component):
-    """Serves the attention core and the GEMM cores from paged DRAM, and writes what is new to it.
+    """Serves the attention core and others from paged DRAM, and writes what is new to it.
 
     Attention. ``i_query`` tells which cache a query reads and passes its job on; scan lists pass by, so that scans are
     read ahead (L2); requests of the core are looked up in the page table, and their words come back in the order of the
@@ -83,7 +83,10 @@ class KvCache(wiring.Component):
     i_request, o : the core's requests, and their words
     i_command, o_reply : of PageTable
     i_write, i_word, o_done : writes, their words with byte strobes, how each ended
-    i_read, o_read : requests of the GEMM cores, in words of memory, and their words
+    i_fetch, o_fetch : words of pages for others than attention
+    i_read, o_read : per port: requests in words of memory, and their words
+    i_store, i_store_word, o_stored : per port: writes in words of memory, their words with byte strobes, whether each
+        failed
     axi : AXI4, as manager; ids of reads and of writes are independent of each other
     """
 
@@ -93,10 +96,10 @@ class KvCache(wiring.Component):
         c = config.cache
         common = {"data_bits": config.dsq.bus_bits, "addr_bits": c.addr_bits, "max_burst": c.max_burst}
         room = max(64, 4 * c.max_burst)
-        buffers = (c.l1_words, c.l2_words) + (room,) * (1 + c.read_ports)
+        buffers = (c.l1_words, c.l2_words) + (room,) * (2 + c.read_ports)
         return (
             AxiConfig(**common, outstanding=c.outstanding, depths=buffers),
-            AxiConfig(**common, outstanding=c.outstanding, depths=(room,) * 2),
+            AxiConfig(**common, outstanding=c.outstanding, depths=(room,) * (2 + c.write_ports)),
         )
 
     @staticmethod
@@ -135,12 +138,19 @@ class KvCache(wiring.Component):
             "i_write": In(stream.Signature(write_layout(config))),
             "i_word": In(stream.Signature(self._writer.i[0].payload.shape())),
             "o_done": Out(stream.Signature(done_layout())),
+            "i_fetch": In(stream.Signature(words_layout(config))),
+            "o_fetch": Out(stream.Signature(word)),
             "axi": Out(self.read_config.signature(WRITE + READ)),
         }
+        request = self.read_config.request_shape
         if c.read_ports:
-            request = self.read_config.request_shape
             members["i_read"] = In(stream.Signature(request)).array(c.read_ports)
             members["o_read"] = Out(stream.Signature(word)).array(c.read_ports)
+        if c.write_ports:
+            strobed = self._writer.i[0].payload.shape()
+            members["i_store"] = In(stream.Signature(request)).array(c.write_ports)
+            members["i_store_word"] = In(stream.Signature(strobed)).array(c.write_ports)
+            members["o_stored"] = Out(stream.Signature(1)).array(c.write_ports)
         super().__init__(members)
 
     def elaborate(self, platform: Any) -> Module:
@@ -149,7 +159,7 @@ class KvCache(wiring.Component):
         m.submodules.reader = reader = self._reader
         m.submodules.writer = writer = self._writer
         m.submodules.pages = pages = self._pages
-        m.submodules.translator = translator = Translator(config, 3, writer=STORES)
+        m.submodules.translator = translator = Translator(config, 4, writer=STORES)
         m.submodules.prefetcher = prefetcher = Prefetcher(config)
         m.submodules.writes = writes = Writer(config, pages)
         m.submodules.copier = copier = Copier(config)
@@ -167,9 +177,16 @@ class KvCache(wiring.Component):
         self._commands(m, pages, writes, copier)
         self._writes(m, translator, writes, writer)
         self._copies(m, copier, reader, writer)
+        connect(m, flipped(self.i_fetch), translator.i[FETCHES])
+        connect(m, translator.o[FETCHES], reader.i_request[PAGES])
+        connect(m, reader.o[PAGES], flipped(self.o_fetch))
         for n in range(config.cache.read_ports):
-            connect(m, flipped(self.i_read[n]), reader.i_request[GEMM + n])
-            connect(m, reader.o[GEMM + n], flipped(self.o_read[n]))
+            connect(m, flipped(self.i_read[n]), reader.i_request[PLAIN + n])
+            connect(m, reader.o[PLAIN + n], flipped(self.o_read[n]))
+        for n in range(config.cache.write_ports):
+            connect(m, flipped(self.i_store[n]), writer.i_request[PLAIN_WRITES + n])
+            connect(m, flipped(self.i_store_word[n]), writer.i[PLAIN_WRITES + n])
+            connect(m, writer.o[PLAIN_WRITES + n], flipped(self.o_stored[n]))
         for port in (reader.axi, writer.axi):
             for name, member in port.signature.members.items():
                 inside, outside = getattr(port, name), getattr(self.axi, name)
