@@ -22,6 +22,7 @@ __all__ = [
     "IntegerLayer",
     "IntegerModel",
     "LayerInputs",
+    "fixed_angles",
     "fixed_residuals",
     "integer_model_for",
     "residual_basis",
@@ -55,6 +56,13 @@ def residual_basis(hidden: int) -> Float:
 def fixed_residuals(x: Float) -> Rows:
     """Float residuals ``[T, hidden]`` as INT32 rows in that basis."""
     return np.floor((x @ residual_basis(x.shape[1])).astype(np.float64) / _UNIT + 0.5).astype(np.int32)
+
+
+def fixed_angles(model: Model, positions: npt.NDArray[np.integer]) -> Rotary:
+    """Cosines and sines [T, head_dim / 2] of ``positions``, 14 fraction bits."""
+    one = 2.0**ROTARY_FRACTION_BITS
+    cos, sin = (np.floor(table * one + 0.5).astype(np.int64) for table in model.rotary(positions))
+    return cos, sin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,10 +179,8 @@ class IntegerModel:
         return fixed_residuals(self._model.embed(tokens))
 
     def rotary(self, positions: npt.NDArray[np.integer]) -> Rotary:
-        """Cosines and sines [T, head_dim / 2] of ``positions``, 14 fraction bits."""
-        one = 2.0**ROTARY_FRACTION_BITS
-        cos, sin = (np.floor(table * one + 0.5).astype(np.int64) for table in self._model.rotary(positions))
-        return cos, sin
+        """See `fixed_angles`."""
+        return fixed_angles(self._model, positions)
 
     def qkv(self, layer: int, x: Rows, positions: npt.NDArray[np.integer]) -> tuple[Float, Float, Float]:
         """As `Model.qkv`."""

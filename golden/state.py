@@ -1,5 +1,6 @@
 """KV cache of one (layer, kv_head) as the hardware keeps it: compressed groups, the waiting group, the open group."""
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,6 +83,12 @@ class HeadState:
     def tokens(self) -> int:
         """All tokens."""
         return self.compressed_tokens + len(self.k_codes)
+
+    def copy(self) -> "HeadState":
+        """The same cache, which goes its own way from now on."""
+        made = copy.copy(self)
+        made.closed, made.mass, made.recent = self.closed.copy(), self.mass.copy(), self.recent.copy()
+        return made
 
     def append(self, k_rows: NDArray[np.int16], v_rows: NDArray[np.int16]) -> None:
         """Quantize INT16 rows ``[n, head_dim]`` into the open group."""

@@ -13,6 +13,7 @@ __all__ = [
     "encode_scale",
     "epsilon_code",
     "fold_norm",
+    "identity_projection",
     "pair_halves",
     "quantize_projection",
     "round_along",
@@ -30,6 +31,12 @@ class Projection:
 
     weights: NDArray[np.int8]
     columns: Columns
+
+    def part(self, begin: int, end: int) -> "Projection":
+        """The columns from ``begin`` up to ``end``."""
+        c, span = self.columns, slice(begin, end)
+        columns = Columns(scale=c.scale[span], shift=c.shift[span], bias=c.bias[span])
+        return Projection(weights=self.weights[span], columns=columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +85,12 @@ def pair_halves(count: int, head_dim: int) -> NDArray[np.int64]:
     """The rows of a weight of ``count`` outputs in the order that makes elements i and i + head_dim / 2 neighbours."""
     heads = np.arange(count).reshape(-1, 2, head_dim // 2)
     return heads.transpose(0, 2, 1).ravel()
+
+
+def identity_projection(size: int) -> Projection:
+    """Rows of ``size`` elements come out as they went in, as far as activation codes hold them."""
+    columns = Columns(scale=np.full(size, 1 << 15), shift=np.full(size, 15), bias=np.zeros(size, np.int64))
+    return Projection(weights=np.eye(size, dtype=np.int8), columns=columns)
 
 
 def quantize_projection(
