@@ -261,6 +261,21 @@ class AcceleratorConfig:
             self.cache.addr_bits,
         )
 
+    def check_accelerator(self) -> None:
+        """Whether the parts fit together to an accelerator; raises `ValueError` when they do not."""
+        d, g, c = self.dsq, self.gemm, self.cache
+        lanes, bus = g.row_lanes, d.bus_bits
+        ports = g.cores + 4
+        _require(c.read_ports == ports, f"cache.read_ports must be gemm.cores+4={ports}", c.read_ports)
+        _require(c.write_ports == 3, "cache.write_ports must be 3", c.write_ports)
+        step = 8 * g.columns
+        fits = bus % step == 0 and 8 * step % bus == 0
+        _require(fits, f"gemm.columns must be from bus_bits/64={max(2, bus // 64)} to bus_bits/8={bus // 8}", g.columns)
+        _require(lanes >= 2 * g.pairs, f"gemm.row_lanes must be at least 2*gemm.pairs={2 * g.pairs}", lanes)
+        _require(d.head_dim % lanes == 0, f"gemm.row_lanes must divide dsq.head_dim={d.head_dim}", lanes)
+        most = (1 << 16) * bus // step - 8
+        _require(g.max_k <= most, f"gemm.max_k must be at most {most}", g.max_k)
+
     @property
     def memory_map(self) -> MemoryMap:
         """Where pages lie in memory."""

@@ -1,0 +1,1 @@
+"""Tests of the control, and of the whole accelerator."""
