@@ -86,7 +86,7 @@ def test_manifest_tells_the_cycles(built):
         counts = blocks[block]["cycles"]["salient_tokens"]
         assert list(counts) == [str(n) for n in (*range(1, dsq.max_salient + 1), dsq.group_tokens)]
         assert all(value > 0 for figures in counts.values() for value in figures.values())
-    assert set(blocks["hcap_history"]["cycles"]) == {"list_latency", "close_cycles"}
+    assert set(blocks["hcap_history"]["cycles"]) == {"list_latency"}
     assert set(blocks["mha_core"]["cycles"]) == {
         "query_cycles",
         "score_latency",

@@ -88,8 +88,7 @@ def _dequantizer_timing(config: AcceleratorConfig) -> dict[str, Any]:
 
 
 def _history_timing(config: AcceleratorConfig) -> dict[str, Any]:
-    most = config.mha.max_groups
-    return {"list_latency": History.latency(config, most), "close_cycles": History.close_cycles(config, most)}
+    return {"list_latency": History.latency(config, config.mha.max_groups)}
 
 
 def _core_timing(config: AcceleratorConfig) -> dict[str, Any]:
@@ -132,7 +131,7 @@ BLOCKS = (
     ),
     Block(
         name="hcap_history",
-        summary="attention mass of groups to the groups that are worth a scan",
+        summary="attention histories of groups to the groups that are worth a scan",
         create=History,
         timing=_history_timing,
     ),

@@ -23,7 +23,6 @@ def run(simulator: str, max_groups: int, *, steps: int) -> None:
             "max_groups": max_groups,
             "steps": steps,
             "latency": History.latency(config, max_groups),
-            "close_cycles": History.close_cycles(config, max_groups),
         },
         simulators=simulator,
     )

@@ -1,4 +1,4 @@
-"""Part of RunSelector and History: a memory of sums, to each of which something is added, one in a cycle."""
+"""Part of RunSelector, History and MassBank: a memory of sums, to each of which something is added, one in a cycle."""
 
 from amaranth.hdl import Module, Mux, Signal, unsigned
 from amaranth.lib import wiring
@@ -12,7 +12,7 @@ __all__ = ["Accumulators"]
 
 
 class Accumulators(wiring.Component):
-    """Sums in block RAM that saturate; each cycle one of them may grow, or be given out and cleared.
+    """Sums in block RAM that saturate; each cycle one of them may grow, or be given out and begin anew.
 
     A sum is read, registered, added to and written in three cycles. The next operation reads too early to see what this
     one writes and gets it from a comparison of addresses; the one after it reads while it is written and gets it from
@@ -28,7 +28,7 @@ class Accumulators(wiring.Component):
 
     Members
     -------
-    en : an operation on the sum ``addr``: it becomes 0 if ``clear``, else grows by ``amount``.
+    en : an operation on the sum ``addr``: it becomes ``amount`` if ``clear``, else grows by it.
     value : the sum before the operation of two cycles ago.
     """
 
@@ -68,7 +68,7 @@ class Accumulators(wiring.Component):
             self.value.eq(Mux(same, result, read.data)),
         ]
         m.d.comb += [
-            result.eq(Mux(write_clear, 0, saturate_unsigned(self.value + write_amount, self.bits))),
+            result.eq(saturate_unsigned(Mux(write_clear, 0, self.value) + write_amount, self.bits)),
             write.data.eq(result),
         ]
         return m
