@@ -4,9 +4,9 @@ from typing import Any
 
 from amaranth.hdl import Module
 from amaranth.lib import data, enum, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
+from rtl.cache._queue import Queue
 from rtl.config import AcceleratorConfig
 
 __all__ = ["EventKind", "EventLog", "event_layout"]
@@ -56,16 +56,11 @@ class EventLog(wiring.Component):
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        m.submodules.fifo = fifo = SyncFIFOBuffered(width=event_layout().size, depth=self.depth)
-        m.d.comb += [
-            fifo.w_data.eq(self.event),
-            fifo.w_en.eq(self.event_en),
-            self.o_event.payload.eq(fifo.r_data),
-            self.o_event.valid.eq(fifo.r_rdy),
-            fifo.r_en.eq(self.o_event.ready),
-        ]
+        m.submodules.queue = queue = Queue(event_layout(), depth=self.depth)
+        connect(m, queue.o, flipped(self.o_event))
+        m.d.comb += [queue.i.payload.eq(self.event), queue.i.valid.eq(self.event_en)]
         with m.If(self.clear):
             m.d.sync += self.lost.eq(0)
-        with m.Elif(self.event_en & ~fifo.w_rdy):
+        with m.Elif(self.event_en & ~queue.i.ready):
             m.d.sync += self.lost.eq(self.lost + 1)
         return m

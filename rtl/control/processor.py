@@ -118,11 +118,12 @@ class CommandProcessor(wiring.Component):
         m.d.sync += self.status.cycles.eq(Mux(clear, 0, self.status.cycles + 1))
         busy = Signal(self.queues)
         for q, status in enumerate(self.status.queue):
-            spent = {"busy": ~alone[q], "waiting": waiting[q], "idle": alone[q] & ~waiting[q]}
+            running = ~alone[q] & ~stopped[q]
+            spent = {"busy": running, "waiting": waiting[q], "idle": ~running & ~waiting[q]}
             for name, now in spent.items():
                 m.d.sync += status[name].cycles.eq(Mux(clear, 0, status[name].cycles + now))
             m.d.comb += [
-                status.status.running.eq(~alone[q]),
+                status.status.running.eq(running),
                 status.status.waiting.eq(waiting[q]),
                 status.status.stopped.eq(stopped[q]),
                 status.error_command.count.eq(Mux(stopped[q], status.done.count, 0)),

@@ -24,6 +24,7 @@ __all__ = [
     "AxiLiteSignature",
     "Registers",
     "addresses",
+    "register_tree",
     "settings_layout",
     "status_layout",
     "write_header",
@@ -79,7 +80,7 @@ def _parameters(config: AcceleratorConfig) -> dict[str, int]:
 
 
 @cache
-def _tree(config: AcceleratorConfig) -> AddrmapNode:
+def register_tree(config: AcceleratorConfig) -> AddrmapNode:
     """The elaborated address map."""
     compiler = RDLCompiler()
     compiler.compile_file(str(_SOURCE))
@@ -117,30 +118,30 @@ def _layout(node: Node, wanted: Callable[[FieldNode], bool]) -> tuple[data.Struc
 
 def settings_layout(config: AcceleratorConfig) -> data.StructLayout:
     """What the host writes: ``register.field``, ``queue[n].register.field``."""
-    return _layout(_tree(config), _is_setting)[0]
+    return _layout(register_tree(config), _is_setting)[0]
 
 
 def status_layout(config: AcceleratorConfig) -> data.StructLayout:
     """What the hardware reports: ``register.field``, ``array[n].field``, ``queue[n].register.field``."""
-    return _layout(_tree(config), _is_status)[0]
+    return _layout(register_tree(config), _is_status)[0]
 
 
 def addresses(config: AcceleratorConfig) -> dict[str, int]:
     """Byte address of each register by its name, such as ``control``, ``read_words[3]``, ``queue[0].head``."""
-    top = _tree(config)
+    top = register_tree(config)
     registers = (node for node in top.descendants(unroll=True) if isinstance(node, RegNode))
     return {node.get_path().removeprefix(f"{top.inst_name}."): node.absolute_address for node in registers}
 
 
 def write_header(config: AcceleratorConfig, path: Path) -> None:
     """Write the C header: a struct of the registers, masks and positions of their fields."""
-    CHeaderExporter().export(_tree(config), str(path), reuse_typedefs=False)
+    CHeaderExporter().export(register_tree(config), str(path), reuse_typedefs=False)
 
 
 def write_html(config: AcceleratorConfig, directory: Path) -> None:
     """Write the reference; it begins with ``index.html``."""
     exporter = HTMLExporter(generate_source_links=False, user_context={"build_ts": 0})
-    exporter.export(_tree(config), str(directory))
+    exporter.export(register_tree(config), str(directory))
 
 
 class Registers(wiring.Component):
@@ -164,7 +165,7 @@ class Registers(wiring.Component):
 
     def __init__(self, config: AcceleratorConfig) -> None:
         self.config = config
-        settings, init = _layout(_tree(config), _is_setting)
+        settings, init = _layout(register_tree(config), _is_setting)
         super().__init__(
             {
                 "axil": In(AxiLiteSignature()),
@@ -272,7 +273,7 @@ class Registers(wiring.Component):
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        registers = list(self._registers(_tree(self.config), (self.settings, self.status)))
+        registers = list(self._registers(register_tree(self.config), (self.settings, self.status)))
         values = self._fields(registers)
         self._writes(m, registers, values)
         self._reads(m, registers, values)
