@@ -150,8 +150,9 @@ class ScratchPlayer:
                     if write["mask"] >> lane & 1:
                         self.words[write["address"], lane] = write["data"][lane]
             for put in self.magnitude.take_all():
-                assert put["first"] == 1 and put["slot"] == 0
-                self.magnitudes[put["row"]] = put["magnitude"]
+                assert put["slot"] == 0
+                before = 0 if put["first"] else self.magnitudes[put["row"]]
+                self.magnitudes[put["row"]] = max(before, put["magnitude"])
         for request in self.read.take_all():
             self.reads.put(cycle, [int(value) for value in self.words[request["address"]]])
         self.data.send_nowait([{"data": values} for values in self.reads.due(cycle)])

@@ -21,8 +21,8 @@ def add_masses(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sums ``recent[groups]`` and ``votes[INT8 tokens]`` with the masses of a query.
 
-    An entry ``group``, ``index``, ``mass`` is that of a group, or of a token, which counts for the token and for its group; token 0 is the first one
-    of group ``first``. Sums saturate. Entries of what has no sum are dropped.
+    An entry ``group``, ``index``, ``mass`` is that of a group, or of a token, which counts for the token and for its
+    group; token 0 is the first one of group ``first``. Sums saturate. Entries of what has no sum are dropped.
     """
     owner = np.where(group, index, first + index // group_tokens)
     recent, votes = recent.copy(), votes.copy()
