@@ -4,12 +4,16 @@ import re
 import subprocess
 import sys
 import tempfile
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 from amaranth.back import rtlil
+from amaranth.hdl import ClockSignal, Instance, Module, ResetSignal
 from amaranth.lib import wiring
+from amaranth.lib.wiring import In
 
-__all__ = ["YosysError", "run_yosys", "verilog"]
+__all__ = ["SharedModule", "YosysError", "run_yosys", "verilog"]
 
 # Runs in a process of its own: yosys ends the process that it runs in when it meets an error.
 _DRIVER = "import sys; from pyosys import libyosys as ys; ys.run_pass('script ' + sys.argv[1], ys.Design())"
@@ -55,20 +59,69 @@ def run_yosys(script: str, directory: Path | str | None = None) -> str:
     return result.stdout
 
 
+class SharedModule:
+    """A component of which a design has several: emitted once, as a module that all of them are instances of."""
+
+    def __init__(self, component: wiring.Component, name: str) -> None:
+        self.component, self.name = component, name
+
+    def create(self) -> "_SharedInstance":
+        """One of them; it has the members of the component, and ``reset``, which resets it as ``rst`` does."""
+        return _SharedInstance(self)
+
+
+#: name of the design that is being emitted, and what it shares
+_design: ContextVar[tuple[str, dict[str, SharedModule]]] = ContextVar("_design")
+
+
+class _SharedInstance(wiring.Component):
+    def __init__(self, shared: SharedModule) -> None:
+        self._shared = shared
+        super().__init__({**dict(shared.component.signature.members.items()), "reset": In(1)})
+
+    def elaborate(self, platform: Any) -> Module:
+        m = Module()
+        design, found = _design.get()
+        module = f"{design}.{self._shared.name}"
+        assert found.setdefault(module, self._shared) is self._shared, module
+        ports = {"i_clk": ClockSignal(), "i_rst": ResetSignal() | self.reset}
+        for path, member, value in self.signature.flatten(self):
+            if path != ("reset",):
+                way = "i" if member.flow is In else "o"
+                ports[f"{way}_{'__'.join(map(str, path))}"] = value
+        m.submodules.instance = Instance(module, **ports)
+        return m
+
+
+def _modules(component: wiring.Component, name: str) -> list[str]:
+    """RTLIL of a component, and of what it shares."""
+    token = _design.set((name, {}))
+    try:
+        texts, done = [rtlil.convert(component, name=name)], set[str]()
+        shared = _design.get()[1]
+        while waiting := [module for module in shared if module not in done]:
+            texts += [rtlil.convert(shared[module].component, name=module) for module in waiting]
+            done.update(waiting)
+        return texts
+    finally:
+        _design.reset(token)
+
+
 def verilog(component: wiring.Component, name: str = "top") -> str:
     """Return the Verilog of `component` as a module called `name`.
 
     The text holds no source paths. With `PYTHONHASHSEED=0` it is the same, byte for byte, in every run. Streams become
     ports `<stream>__payload`, `<stream>__valid`, `<stream>__ready`; a payload of several fields is one packed vector.
     """
-    text = rtlil.convert(component, name=name)
+    texts = _modules(component, name)
     with tempfile.TemporaryDirectory(prefix="kvo-emit-") as scratch:
-        (Path(scratch) / "design.il").write_text(text)
+        for number, text in enumerate(texts):
+            (Path(scratch) / f"design{number}.il").write_text(text)
         attributes = " ".join(f"-remove {attribute}" for attribute in _STRIPPED)
         run_yosys(
             "\n".join(
                 [
-                    "read_rtlil design.il",
+                    *(f"read_rtlil design{number}.il" for number in range(len(texts))),
                     "proc -nomux -norom",
                     "memory_collect",
                     f"attrmap {attributes}",

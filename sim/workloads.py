@@ -15,7 +15,7 @@ from golden.model.attention import BLOCK_TOKENS
 from golden.settings import default_settings
 from rtl.config import AcceleratorConfig
 
-__all__ = ["attention_heads", "check_context", "head_named"]
+__all__ = ["attention_heads", "check_context", "head_named", "joined_rows", "joined_votes"]
 
 
 @cache
@@ -78,8 +78,10 @@ def attention_heads(
     samples = [prefill(model, name, longest, progress=progress) for name in names[len(names) - parts :]]
     queries: dict[int, Any] = dict(enumerate(query_rows(model, samples[-1], longest, count)))
     shared = c.q_heads // c.kv_heads
+    skipped = sum(sample.k.shape[2] for sample in samples) - context
+    prompt = (context - 1) // settings.group_tokens * settings.group_tokens
     for layer, h in heads:
-        k, v = (_joined([getattr(s, name) for s in samples], layer, h)[-context:] for name in "kv")
+        k, v = (joined_rows([getattr(s, name) for s in samples], layer, h)[-context:] for name in "kv")
         yield build_head(
             calibration,
             settings,
@@ -87,17 +89,19 @@ def attention_heads(
             h,
             k=k,
             v=v,
-            votes=_joined_votes(samples, layer, h, context, settings.group_tokens),
+            votes=joined_votes(samples, layer, h, skipped, prompt),
             q=queries[layer][h * shared : (h + 1) * shared],
         )
 
 
-def _joined(parts: Sequence[Any], layer: int, kv_head: int) -> Any:
+def joined_rows(parts: Sequence[Any], layer: int, kv_head: int) -> Any:
+    """K or V of several prefills, one behind the other, ``[tokens, head_dim]``."""
     return np.concatenate([np.asarray(part[layer, kv_head], np.float32) for part in parts])
 
 
-def _joined_votes(samples: Sequence[Prefill], layer: int, kv_head: int, context: int, group_tokens: int) -> Any:
-    """Attention masses block by block, each text's tokens seen by its own queries alone."""
+def joined_votes(samples: Sequence[Prefill], layer: int, kv_head: int, skipped: int, prompt: int) -> Any:
+    """Attention masses ``[blocks, prompt]`` of ``prompt`` tokens behind the first ``skipped``, from each block of 64
+    queries; each text's tokens are seen by its own queries alone."""
     whole = sum(sample.k.shape[2] for sample in samples)
     votes = np.zeros((whole // BLOCK_TOKENS, whole), np.float32)
     first = 0
@@ -106,6 +110,4 @@ def _joined_votes(samples: Sequence[Prefill], layer: int, kv_head: int, context:
         rows = slice(first // BLOCK_TOKENS, (first + size) // BLOCK_TOKENS)
         votes[rows, first : first + size] = sample.block_mass[layer, kv_head]
         first += size
-    skipped = whole - context
-    prompt = (context - 1) // group_tokens * group_tokens
     return votes[skipped // BLOCK_TOKENS :, skipped:][: prompt // BLOCK_TOKENS, :prompt]

@@ -1,0 +1,98 @@
+"""The whole accelerator on a DRAM model: compiled decoder layers, bad commands, resets."""
+
+import copy
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cocotb_tests.cache.system import System
+from cocotb_tests.control.plans import Plan, dram_for, plan_for
+from cocotb_tests.control.system import LoggedAccelerator
+from cocotb_tests.golden.tiny_layer import TinyLayers, tiny_layers
+from cocotb_tests.lib import launch
+from cocotb_tests.lib.dram import DRAM_SOURCES
+from golden.decoder import DecoderLayer
+from rtl.config import AcceleratorConfig, preset
+from sim.compiler import compile_layer
+
+BASE = preset("tiny")
+TINY = replace(
+    BASE,
+    cache=replace(BASE.cache, streams=2, max_sequences=4, addr_bits=24),
+    control=replace(BASE.control, scratch_words=2048),
+)
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> TinyLayers:
+    return tiny_layers(
+        tmp_path_factory.mktemp("tiny"),
+        group_tokens=16,
+        salient_tokens=4,
+        sink_tokens=2,
+        bus_bits=32,
+        history_drop=0.25,
+        tile_groups=4,
+        keep_fraction=0.5,
+    )
+
+
+def plans_of(
+    layers: TinyLayers, lengths: Sequence[int], steps: int, kinds: Sequence[dict[str, str]]
+) -> tuple[list[Plan], int]:
+    """A plan for each kind of run, and the lines of memory that they need."""
+    plans, lines = [], 0
+    x = layers.rows("rows", steps * len(lengths)).reshape(steps, len(lengths), -1)
+    for kind in kinds:
+        options = {"kv": kind.get("kv", "dsq+hcap"), "fused": kind.get("fusion") != "off"}
+        decoder: DecoderLayer = layers.decoder(**options)
+        for tokens in lengths:
+            decoder.open(layers.heads(f"length{tokens}", tokens, dense=options["kv"] == "dense"))
+        after = copy.deepcopy(decoder)
+        program = compile_layer(TINY, decoder, x, schedule=kind.get("schedule", "interleaved"))
+        outputs = [after.step(range(len(lengths)), rows).out for rows in x]
+        name = ", ".join(f"{key} {value}" for key, value in kind.items())
+        plans.append(plan_for(name, program, after, outputs, padded=kind.get("padded") == "yes"))
+        lines = max(lines, program.lines)
+    return plans, lines
+
+
+def run(
+    config: AcceleratorConfig,
+    plans: list[Plan],
+    lines: int,
+    simulator: str,
+    folder: Path,
+    tests: str,
+    part: str = "ideal",
+    **dram: float,
+) -> None:
+    memory = dram_for(config, lines, part, **dram)
+    (folder / "plans.pkl").write_bytes(pickle.dumps({"config": config, "dram": memory, "plans": plans}))
+    launch.run(
+        System(LoggedAccelerator(config), memory),
+        name="accelerator",
+        tb="cocotb_tests.control.tb_accelerator",
+        parameters={"folder": str(folder)},
+        simulators=simulator,
+        tests=tests,
+        sources=DRAM_SOURCES,
+    )
+
+
+KINDS = [
+    {"schedule": "interleaved"},
+    {"schedule": "serial", "kv": "dsq"},
+    {"schedule": "serial", "kv": "dense", "fusion": "off"},
+    {"schedule": "interleaved", "kv": "dense", "padded": "yes"},
+]
+
+
+@launch.simulators("verilator")
+def test_decodes_a_random_layer(layers, simulator, tmp_path):
+    """Sequences of all kinds of lengths, through closes of groups, in all modes, one after the other with resets."""
+    plans, lines = plans_of(layers, (0, 15, 47), 20, KINDS)
+    run(TINY, plans, lines, simulator, tmp_path, "decodes", latency=5)
