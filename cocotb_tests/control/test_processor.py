@@ -33,4 +33,4 @@ def test_runs_rings_in_small_geometries(simulator, sizes):
 @launch.simulators("verilator")
 @pytest.mark.parametrize("sizes", [ODD, MOST], ids=["odd", "most"])
 def test_runs_rings(simulator, sizes):
-    run(simulator, sizes, commands=200)
+    run(simulator, sizes, commands=120)
