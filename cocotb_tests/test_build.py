@@ -36,7 +36,7 @@ def command(*arguments: str, hash_seed: str = "random", module: str = "rtl.build
 def built(request, tmp_path_factory):
     """A directory with the files of a preset, and its name."""
     directory = tmp_path_factory.mktemp(request.param)
-    done = command("--preset", request.param, "-o", str(directory))
+    done = command("--preset", request.param, "--all", "-o", str(directory))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return request.param, directory
@@ -49,7 +49,9 @@ def manifest(directory):
 def test_files_are_those_of_the_manifest(built):
     name, directory = built
     described = manifest(directory)
-    assert sorted(path.name for path in directory.iterdir()) == sorted([*(f"{n}.v" for n in NAMES), "manifest.json"])
+    others = ["manifest.json", "kvo_registers.h", "registers"]
+    assert sorted(path.name for path in directory.iterdir()) == sorted([*(f"{n}.v" for n in NAMES), *others])
+    assert (directory / "registers" / "index.html").is_file()
     assert list(described["blocks"]) == NAMES
     assert described["config"] == preset(name).to_dict()
     assert set(described["tools"]) == {"amaranth", "pyosys"}
@@ -97,8 +99,10 @@ def test_manifest_tells_the_cycles(built):
     }
     layout, word = preset(name).memory_map, dsq.bus_bits // 8
     assert blocks["kv_cache"]["cycles"]["record_page_bytes"] == layout.stride(False) * word
-    assert set(blocks["cached_attention"]["cycles"]) == set(blocks["mha_core"]["cycles"]) | set(blocks["kv_cache"]["cycles"])
-    others = ("hcap_history", "mha_core", "kv_cache", "cached_attention")
+    both = set(blocks["mha_core"]["cycles"]) | set(blocks["kv_cache"]["cycles"])
+    assert set(blocks["cached_attention"]["cycles"]) == both
+    assert set(blocks["accelerator"]["cycles"]) == both | {"gemm_latency", "command_latency"}
+    others = ("hcap_history", "mha_core", "kv_cache", "cached_attention", "accelerator")
     assert all(value > 0 for block in others for value in blocks[block]["cycles"].values())
 
 
@@ -152,13 +156,14 @@ def test_bytes_do_not_depend_on_the_process(tmp_path):
     for directory, what, seed in (("a", ("--preset", "tiny"), "1"), ("b", ("--config", str(config)), "2")):
         done = command(*what, "-o", str(tmp_path / directory), hash_seed=seed)
         assert done.returncode == 0, done.stderr
-    for path in (tmp_path / "a").iterdir():
-        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+    for path in sorted((tmp_path / "a").rglob("*")):
+        if path.is_file():
+            assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes(), path
 
 
 def test_text_has_no_paths_and_attributes_of_sources(built):
     _, directory = built
-    for path in directory.iterdir():
+    for path in [*directory.glob("*.v"), *directory.glob("*.h"), directory / "manifest.json"]:
         text = path.read_text()
         assert str(ROOT) not in text
         assert ".py" not in text

@@ -20,6 +20,8 @@ from golden.errors import UserError, main_guard
 from rtl.cache.axi_reader import AxiReader
 from rtl.cache.cache import KvCache
 from rtl.config import PRESETS, AcceleratorConfig, load_config, preset
+from rtl.control.processor import CommandProcessor
+from rtl.control.registers import write_header, write_html
 from rtl.dsq.dequantizer import Dequantizer
 from rtl.dsq.quantizer import Quantizer
 from rtl.emit import verilog
@@ -32,11 +34,13 @@ from rtl.mha.query import QueryPreparer
 from rtl.mha.scores import ScoreArray
 from rtl.mha.softmax import StreamingSoftmax
 from rtl.mha.value_sum import ValueSum
-from rtl.top import CachedAttention
+from rtl.top import Accelerator, CachedAttention
 
 __all__ = ["BLOCKS", "Block", "CommandParser", "block_named", "emit", "fix_hashes"]
 
 MANIFEST = "manifest.json"
+HEADER = "kvo_registers.h"
+REFERENCE = "registers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +163,17 @@ BLOCKS = (
         create=CachedAttention,
         timing=lambda config: {**_core_timing(config), **_cache_timing(config)},
     ),
+    Block(
+        name="accelerator",
+        summary="decoder layers on compressed caches in DRAM, as commands in DRAM tell",
+        create=Accelerator,
+        timing=lambda config: {
+            **_core_timing(config),
+            **_cache_timing(config),
+            "gemm_latency": GemmCore.latency(config),
+            "command_latency": CommandProcessor.latency(config),
+        },
+    ),
 )
 
 
@@ -175,7 +190,10 @@ def emit(block: Block, config: AcceleratorConfig) -> tuple[str, dict[str, Any]]:
 
     The Verilog is the same in every process that runs with `PYTHONHASHSEED=0`.
     """
-    component = block.create(config)
+    try:
+        component = block.create(config)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     text = _plain(verilog(component, name=block.module))
     head = f"// {block.module} of KVO {version('kvo')}: {block.summary}.\n// Config: {json.dumps(config.to_dict())}\n"
     return head + text.lstrip(), _described(block, component, config)
@@ -271,7 +289,8 @@ class CommandParser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="python -m rtl.build",
-        description="Write the Verilog of the hardware blocks and a manifest of their ports, payloads and timing.",
+        description="Write the Verilog of the accelerator, with the C header and the reference of its registers, or of "
+        "its blocks, and a manifest of ports, payloads and timing.",
         epilog="The same config gives the same bytes, on every machine, with the same versions of the tools.",
     )
     what = parser.add_mutually_exclusive_group()
@@ -279,7 +298,10 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--preset", metavar="NAME", help="one of " + ", ".join(PRESETS))
     what.add_argument("--config", metavar="FILE", help="TOML file; a key 'preset' in it names what it starts from")
     parser.add_argument("-o", "--output", metavar="DIR", help="directory for the files, made if it does not exist")
-    parser.add_argument("--block", metavar="NAME", action="append", help="only this block; may be given several times")
+    parser.add_argument(
+        "--block", metavar="NAME", action="append", help="this block in place of accelerator; may be given several times"
+    )
+    parser.add_argument("--all", action="store_true", help="all blocks, each in a file of its own")
     return parser
 
 
@@ -305,7 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.output is None:
         raise UserError("give -o DIR, the directory to write to")
     config = preset(options.preset) if options.preset is not None else load_config(options.config)
-    names = dict.fromkeys(options.block or [block.name for block in BLOCKS])
+    names = dict.fromkeys([block.name for block in BLOCKS] if options.all else options.block or ["accelerator"])
     blocks = [block_named(name) for name in names]
     directory = Path(options.output)
     manifest: dict[str, Any] = {
@@ -320,6 +342,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text, manifest["blocks"][block.name] = emit(block, config)
             (directory / f"{block.name}.v").write_text(text, encoding="utf-8")
             print(f"{directory / block.name}.v: module {block.module}, {len(text.splitlines())} lines", flush=True)
+        if "accelerator" in names:
+            write_header(config, directory / HEADER)
+            write_html(config, directory / REFERENCE)
+            print(f"{directory / HEADER}\n{directory / REFERENCE / 'index.html'}")
         (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         print(directory / MANIFEST)
     except OSError as error:

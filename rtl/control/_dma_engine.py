@@ -251,4 +251,5 @@ class DmaEngine(wiring.Component):
 def _mask(k: Value, last: Value, lanes: int) -> Value:
     """The lanes of a word that hold elements of a row of ``k``, by bit."""
     tail = k[: ceil_log2(lanes)]
-    return Cat((~last | (tail == 0) | (tail > n))[0] for n in range(lanes))
+    beyond = [tail > n if n < lanes - 1 else 0 for n in range(lanes)]  # the last one only if all are
+    return Cat((~last | (tail == 0) | more)[0] for more in beyond)

@@ -96,7 +96,7 @@ class MhaEngine(wiring.Component):
         m = Module()
         m.submodules.reads = reads = self._reads
         m.submodules.calibrations = calibrations = self._calibrations
-        m.submodules.scans = scans = self._scans
+        m.submodules.scan_lists = scans = self._scans
         m.submodules.rows = rows = self._rows
         m.submodules.results = results = self._results
         command = Signal(command_layout())

@@ -78,7 +78,7 @@ class ScanLists(wiring.Component):
         m = Module()
         c = self.config
         n = c.dsq.group_tokens
-        m.submodules.history = history = History(c)
+        m.submodules.lister = history = History(c)
         m.submodules.queue = queue = Queue(scan_layout(), depth=min(_MOST_ITEMS, max(16, c.mha.max_groups)))
         connect(m, queue.o, flipped(self.o))
         item, scans = queue.i.payload, Signal(scans_layout(c))
