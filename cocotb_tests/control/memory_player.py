@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,15 @@ from cocotb_tests.lib import stalls
 from cocotb_tests.lib.engine import Engine
 from cocotb_tests.lib.signals import child
 from cocotb_tests.lib.stream import StreamSink, StreamSource
+from rtl.config import AcceleratorConfig
 
-__all__ = ["Delay", "MemoryPlayer", "Ports", "ScratchPlayer"]
+__all__ = ["Delay", "MemoryPlayer", "Ports", "ScratchPlayer", "config_of"]
+
+
+def config_of(tables: Mapping[str, Mapping[str, Any]]) -> AcceleratorConfig:
+    """What `AcceleratorConfig.to_dict` gave."""
+    defaults = AcceleratorConfig()
+    return AcceleratorConfig(**{name: type(getattr(defaults, name))(**table) for name, table in tables.items()})
 
 
 class Ports:

@@ -5,17 +5,16 @@ from typing import Any
 import cocotb
 import numpy as np
 
-from cocotb_tests.control.memory_player import MemoryPlayer, Ports, ScratchPlayer
+from cocotb_tests.control.memory_player import MemoryPlayer, Ports, ScratchPlayer, config_of
 from cocotb_tests.lib import params, rng
 from cocotb_tests.lib.bench import cycles, reset, start
 from golden.control.commands import LINE_BYTES, Error, Opcode
 from golden.control.memory import pack_rows, row_bytes
 from golden.gemm.prologue import magnitude
-from rtl.config import preset
 from rtl.control._dma_engine import DmaEngine
 from rtl.control._layout import operand_layout
 
-CONFIG = preset(params()["preset"])
+CONFIG = config_of(params()["config"])
 WINDOW = params()["window"]
 LANES = CONFIG.gemm.row_lanes
 #: that the bus or a command can name

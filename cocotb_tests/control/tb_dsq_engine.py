@@ -8,7 +8,7 @@ import cocotb
 import numpy as np
 from numpy.typing import NDArray
 
-from cocotb_tests.control.memory_player import MemoryPlayer, Ports, ScratchPlayer
+from cocotb_tests.control.memory_player import MemoryPlayer, Ports, ScratchPlayer, config_of
 from cocotb_tests.control.pages_player import Page, PagesPlayer
 from cocotb_tests.dsq.groups import Group, corner_groups, layout, random_groups, real_groups
 from cocotb_tests.dsq.rows import corner_rows, random_rows
@@ -22,11 +22,12 @@ from golden.dsq.compressor import compress
 from golden.dsq.record import pack
 from golden.dsq.row_quantizer import quantize_token_rows
 from golden.hcap.history import update_history
-from rtl.config import preset
 from rtl.control._dsq_engine import DsqEngine
 from rtl.control._layout import operand_layout
+from rtl.dsq.compressor import Compressor
+from rtl.dsq.salient import SalientPicker
 
-CONFIG = preset(params()["preset"])
+CONFIG = config_of(params()["config"])
 DSQ, BLOCK = CONFIG.dsq, CONFIG.memory_map.block
 TOKENS, LANES = DSQ.group_tokens, CONFIG.gemm.row_lanes
 ROW_WORDS = -(-DSQ.head_dim // LANES)
@@ -210,6 +211,12 @@ def possible(groups: Sequence[Group]) -> list[Group]:
     return [group for group in groups if group.salient_tokens <= DSQ.max_salient]
 
 
+def some_groups(bench: Bench, count: int) -> list[Group]:
+    """Random ones."""
+    made = possible(random_groups(DSQ, bench.draw, 2 * count + 8))[:count]
+    return [replace(group, load_calibration=True) for group in made]
+
+
 @cocotb.test()
 @cocotb.parametrize(stall=["none", "random", "heavy", "bursty"], latency=[0, 40])
 async def appends_match_golden(dut, stall, latency):
@@ -250,8 +257,8 @@ async def closes_match_golden_on_corner_groups(dut):
 async def closes_match_golden(dut, stall, latency):
     bench = Bench(dut, stall, latency)
     await start(dut)
-    for group in possible(random_groups(DSQ, bench.draw, params()["groups"])):
-        await bench.close(replace(group, load_calibration=True))
+    for group in some_groups(bench, params()["groups"]):
+        await bench.close(group)
     await bench.end()
 
 
@@ -280,6 +287,33 @@ async def history_moves_on(dut, stall):
         await bench.ends()
         assert bench.memory.content == expected, groups
     await bench.end()
+
+
+@cocotb.test()
+async def closes_in_time(dut):
+    """Without latency of memory: state in words, rows or picker, whatever takes longest, then the Compressor."""
+    bench = Bench(dut)
+    await start(dut)
+    lanes = DSQ.bus_bits // 32
+    words = -(-MAX_GROUPS // lanes)
+    bench.place_state(MAX_GROUPS)
+    bench.give(Opcode.CLOSE, state=STATE, groups=MAX_GROUPS)
+    await bench.ends()
+    taken = bench.done.transfers[-1] - bench.command.transfers[-1]
+    cocotb.log.info("%d entries in %d cycles", MAX_GROUPS, taken)
+    assert taken <= 3 * words + 12 * (words // 32 + 2)
+
+    group = replace(some_groups(bench, 1)[0], salient_tokens=DSQ.max_salient)
+    bench.place_state(1, group.mass)
+    fields, _ = bench.close_fields(group, 1, MAX_GROUPS)
+    bench.give(Opcode.CLOSE, **fields)
+    await bench.ends()
+    taken = bench.done.transfers[-1] - bench.command.transfers[-1]
+    rows = 2 * TOKENS * max(BLOCK.row_words, DSQ.row_beats) + 2 * BLOCK.k_scales[1]
+    picker = TOKENS + SalientPicker.latency(DSQ, DSQ.max_salient)
+    state = TOKENS + 2 * TOKENS // lanes + 3 * words + 12 * (words // 32 + 2)
+    cocotb.log.info("a record in %d cycles, rows %d, picker %d, state %d", taken, rows, picker, state)
+    assert taken <= max(rows, picker, state) + Compressor.group_cycles(DSQ, DSQ.max_salient) + 60
 
 
 @cocotb.test()
@@ -312,7 +346,7 @@ async def commands_end_in_order(dut):
     bench.open(page)
     expected = [bench.append(page, n, 2 * n * ROW_WORDS, rows[n], rows[n + 2]) for n in range(2)]
     bench.give(Opcode.PAGE, op=PageOp.BLOCK, sequence=1)
-    group = possible(random_groups(DSQ, bench.draw, 1))[0] if DSQ.max_salient else None
+    (group,) = some_groups(bench, 1)
     parts = bench.place_state(2, group.mass)
     fields, _ = bench.close_fields(group, 3 if not group.first_group else 0, 2)
     moved = bench.moved(parts, 2, True)
@@ -431,7 +465,7 @@ def spoil(bench: Bench, what: str, fields: dict[str, int]) -> tuple[Error, int]:
 async def reports_what_fails_in_a_close(dut, what):
     bench = Bench(dut, "random", 10)
     await start(dut)
-    group = next(group for group in random_groups(DSQ, bench.draw, 50) if group.salient_tokens <= DSQ.max_salient)
+    (group,) = some_groups(bench, 1)
     parts = bench.place_state(2, group.mass)
     fields, _ = bench.close_fields(group, 1, 2)
     expected = spoil(bench, what, fields)
@@ -451,7 +485,7 @@ async def works_after_reset_during_traffic(dut):
     bench = Bench(dut, "random", 10)
     await start(dut)
     for wait in params()["resets"]:
-        group = possible(random_groups(DSQ, bench.draw, 4))[0]
+        (group,) = some_groups(bench, 1)
         fields, _ = bench.close_fields(group, 1, 2)
         rows = random_rows(bench.draw, 4, DSQ.head_dim)
         if wait % 2:
@@ -462,5 +496,5 @@ async def works_after_reset_during_traffic(dut):
         await reset(dut)
         bench.randomize()
         await bench.appends(rows[:2], rows[2:], 2)
-        await bench.close(replace(group, load_calibration=True))
+        await bench.close(group)
         await bench.end()

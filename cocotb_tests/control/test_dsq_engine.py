@@ -1,18 +1,28 @@
-"""DsqEngine: presets; the bus is wider and narrower than the scratchpad in them."""
+"""DsqEngine: presets and others; bus, lanes of the quantizer and scratchpad wider and narrower than each other."""
+
+from dataclasses import replace
 
 from cocotb_tests.lib import launch
-from rtl.config import preset
+from rtl.config import AcceleratorConfig, DsqConfig, MhaConfig, preset
 from rtl.control._dsq_engine import DsqEngine
 
 
 def run(
-    name: str, simulator: str, *, appends: int, groups: int, resets: tuple[int, ...], real: int = 0, tests: str = ".*"
+    config: AcceleratorConfig,
+    simulator: str,
+    *,
+    appends: int = 12,
+    groups: int = 2,
+    resets: tuple[int, ...] = (),
+    real: int = 0,
+    tests: str | None = None,
 ) -> None:
+    parameters = {"config": config.to_dict(), "appends": appends, "groups": groups, "resets": resets}
     launch.run(
-        DsqEngine(preset(name)),
+        DsqEngine(config),
         name="control_dsq_engine",
         tb="cocotb_tests.control.tb_dsq_engine",
-        parameters={"preset": name, "appends": appends, "groups": groups, "real_groups": real, "resets": resets},
+        parameters={**parameters, "real_groups": real},
         simulators=simulator,
         tests=tests,
     )
@@ -20,9 +30,38 @@ def run(
 
 @launch.simulators("icarus")
 def test_matches_golden_in_the_smallest_geometry(simulator):
-    run("tiny", simulator, appends=9, groups=2, resets=(20, 75, 131, 333, 801))
+    run(preset("tiny"), simulator, appends=9, groups=2, resets=(20, 75, 131, 333, 801))
+
+
+#: of geometries that are not a preset's
+SOME = "appends_overlap|match_golden/.*stall=(none|bursty)/latency=40|history_moves_on/.*random"
+
+
+def geometry(row_lanes: int, **dsq: int) -> AcceleratorConfig:
+    """A small one with an odd number of groups."""
+    tiny = preset("tiny")
+    return replace(
+        tiny,
+        dsq=DsqConfig(**dsq),
+        mha=MhaConfig(q_heads=1, tile_groups=4, max_groups=37),
+        gemm=replace(tiny.gemm, row_lanes=row_lanes),
+    )
+
+
+@launch.simulators("icarus")
+def test_matches_golden_with_wide_beats(simulator):
+    """Beats of four bus words, words of the scratchpad of two beats, rows that do not fill them."""
+    config = geometry(32, head_dim=48, group_tokens=16, max_salient=3, lanes=16, bus_bits=32)
+    run(config, simulator, groups=1, tests=SOME)
+
+
+@launch.simulators("icarus")
+def test_matches_golden_with_narrow_beats(simulator):
+    """Words of the bus of two beats, the last one of a row not full, words of the scratchpad of one element."""
+    config = geometry(1, head_dim=36, group_tokens=32, max_salient=5, delta_bits=4, lanes=4, bus_bits=64)
+    run(config, simulator, groups=1, tests=SOME)
 
 
 @launch.simulators("verilator")
 def test_matches_golden(simulator):
-    run("smollm2", simulator, appends=30, groups=2, resets=(20, 75, 333, 1801, 4001), real=6)
+    run(preset("smollm2"), simulator, appends=30, groups=2, resets=(20, 75, 333, 1801, 4001), real=6)

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
@@ -10,18 +10,16 @@ from amaranth.utils import ceil_log2
 from golden.control.commands import Opcode
 from rtl.cache._read_port import word_shape as read_word_shape
 from rtl.cache._write_port import word_shape
-from rtl.cache.axi import AxiConfig
+from rtl.cache.cache import KvCache
 from rtl.config import AcceleratorConfig
 from rtl.control._dma_check import ELEMENT_BITS, LINE_ELEMENTS, OperandCheck, ceil_divide
 from rtl.control._gearbox import Gearbox
 from rtl.control._layout import Error, command_layout, done_layout, operand_layout
 from rtl.control._magnitude import RowMagnitude
+from rtl.control.scratchpad import ADDRESS_BITS, ROW_BITS, magnitude_layout, read_layout, word_layout, write_layout
 
 __all__ = ["DmaEngine"]
 
-_ROW_BITS = 16
-_ADDRESS_BITS = 20  # of the scratchpad
-_SLOT_BITS = 3
 #: writes that memory has not answered, at most
 _UNDER_WAY = 15
 #: lines that a write of zeros has at most
@@ -59,27 +57,23 @@ class DmaEngine(wiring.Component):
 
     def __init__(self, config: AcceleratorConfig) -> None:
         self.config = config
-        memory = AxiConfig(data_bits=config.dsq.bus_bits, addr_bits=config.cache.addr_bits, max_burst=1, depths=(1,))
+        reads, writes = KvCache.axi_configs(config)
         self.lanes, self.bus_lanes = config.gemm.row_lanes, config.dsq.bus_bits // ELEMENT_BITS
-        elements = data.ArrayLayout(signed(ELEMENT_BITS), self.lanes)
-        address = {"address": _ADDRESS_BITS}
-        write = {**address, "mask": self.lanes, "data": elements}
-        magnitude = {"row": _ROW_BITS, "slot": _SLOT_BITS, "magnitude": RowMagnitude.BITS, "first": 1}
         super().__init__(
             {
                 "i_command": In(stream.Signature(command_layout())),
                 "i_go": In(stream.Signature(1)),
                 "o_done": Out(stream.Signature(done_layout())),
-                "o_read": Out(stream.Signature(memory.request_shape)),
-                "i_read": In(stream.Signature(read_word_shape(memory))),
-                "o_write": Out(stream.Signature(memory.request_shape)),
-                "o_word": Out(stream.Signature(word_shape(memory))),
+                "o_read": Out(stream.Signature(reads.request_shape)),
+                "i_read": In(stream.Signature(read_word_shape(reads))),
+                "o_write": Out(stream.Signature(writes.request_shape)),
+                "o_word": Out(stream.Signature(word_shape(writes))),
                 "i_written": In(stream.Signature(1)),
                 "outside": In(1),
-                "o_scratch_read": Out(stream.Signature(data.StructLayout(address))),
-                "i_scratch_read": In(stream.Signature(data.StructLayout({"data": elements}))),
-                "o_scratch_write": Out(stream.Signature(data.StructLayout(write))),
-                "o_magnitude": Out(stream.Signature(data.StructLayout(magnitude))),
+                "o_scratch_read": Out(stream.Signature(read_layout())),
+                "i_scratch_read": In(stream.Signature(word_layout(config))),
+                "o_scratch_write": Out(stream.Signature(write_layout(config))),
+                "o_magnitude": Out(stream.Signature(magnitude_layout())),
                 "scratch_outside": In(1),
             }
         )
@@ -175,7 +169,7 @@ class DmaEngine(wiring.Component):
         """Word after word of the rows in the scratchpad, each by a ``step`` that is returned; STORE asks for them."""
         rows = data.View(operand_layout(Opcode.LOAD), command.operands)
         step, left = Signal(), Signal(len(rows.rows))
-        row, word = Signal(_ADDRESS_BITS), Signal(len(rows.k))
+        row, word = Signal(ADDRESS_BITS), Signal(len(rows.k))
         last = word == ceil_divide(rows.k, self.lanes) - 1
         m.d.comb += [
             self.o_scratch_read.valid.eq((left != 0) & is_store),
@@ -243,8 +237,8 @@ class DmaEngine(wiring.Component):
         ]
 
     def _gearbox(self, i_lanes: int, o_lanes: int) -> Gearbox:
-        """Repacks rows of at most ``2**_ROW_BITS - 1`` elements."""
-        most = -(-(1 << _ROW_BITS) // min(i_lanes, o_lanes))
+        """Repacks rows of at most ``2**ROW_BITS - 1`` elements."""
+        most = -(-(1 << ROW_BITS) // min(i_lanes, o_lanes))
         return Gearbox(ELEMENT_BITS * i_lanes, ELEMENT_BITS * o_lanes, max_parts=most)
 
 

@@ -47,9 +47,9 @@ class DsqEngine(wiring.Component):
     APPENDs that follow each other overlap; other commands begin when all before them have been answered. A command
     whose operands are impossible is answered before anything has been read or written.
 
-    Throughput: `append_cycles` an APPEND, those of the quantizer for a K row and a V row.
+    Throughput: at most `append_cycles` an APPEND.
     Stalls: any stream may stall.
-    Combinational paths: none between memory, pages and scratchpad but for ``o_store_word.ready`` to ``i_scratch_read``.
+    Combinational paths: none.
 
     Parameters
     ----------
@@ -97,8 +97,12 @@ class DsqEngine(wiring.Component):
 
     @staticmethod
     def append_cycles(config: AcceleratorConfig) -> int:
-        """The most cycles from one APPEND to the next one, on the average of many, if nothing stalls."""
-        return sum(RowQuantizer.row_cycles(config.dsq, rotate=rotate) for rotate in (True, False))
+        """The most cycles from one APPEND to the next one, on the average of many, if nothing stalls.
+
+        Those of the quantizer, and those in which it waits for narrower words of the scratchpad.
+        """
+        late = max(-(-config.dsq.head_dim // config.gemm.row_lanes) - config.dsq.row_beats, 0)
+        return sum(late + RowQuantizer.row_cycles(config.dsq, rotate=rotate) for rotate in (True, False))
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
