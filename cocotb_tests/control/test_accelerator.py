@@ -60,6 +60,11 @@ def plans_of(
     return plans, lines
 
 
+def with_room(plan: Plan, lines: int) -> tuple[Plan, int]:
+    """A plan whose window has 64 more lines at its end, for other rings."""
+    return replace(plan, settings={**plan.settings, "window_end": lines + 64}), lines + 128
+
+
 def run(
     config: AcceleratorConfig,
     plans: list[Plan],
@@ -76,7 +81,7 @@ def run(
         System(LoggedAccelerator(config), memory),
         name="accelerator",
         tb="cocotb_tests.control.tb_accelerator",
-        parameters={"folder": str(folder)},
+        parameters={"folder": str(folder), "resets": 12},
         simulators=simulator,
         tests=tests,
         sources=DRAM_SOURCES,
@@ -96,3 +101,19 @@ def test_decodes_a_random_layer(layers, simulator, tmp_path):
     """Sequences of all kinds of lengths, through closes of groups, in all modes, one after the other with resets."""
     plans, lines = plans_of(layers, (0, 15, 47), 20, KINDS)
     run(TINY, plans, lines, simulator, tmp_path, "decodes", latency=5)
+
+
+@launch.simulators("icarus")
+def test_decodes_on_icarus(layers, simulator, tmp_path):
+    """A group becomes full, the one before is compressed."""
+    plans, lines = plans_of(layers, (31,), 1, KINDS[:1])
+    run(TINY, plans, lines, simulator, tmp_path, "decodes", latency=5)
+
+
+@launch.simulators("verilator")
+def test_reports_faults_and_recovers(layers, simulator, tmp_path):
+    """Bad commands of all kinds, a watchdog, errors of memory, resets in traffic, memory that stalls."""
+    plans, lines = plans_of(layers, (0, 15), 2, KINDS[:1])
+    plan, lines = with_room(plans[0], lines)
+    tests = "reports_faults|recovers_from_resets|memory_may_stall"
+    run(TINY, [plan], lines, simulator, tmp_path, tests, part="sdr-133")
