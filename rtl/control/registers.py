@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from amaranth.hdl import Cat, Const, Module, Signal, Value, unsigned
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, unsigned
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
@@ -149,8 +149,8 @@ class Registers(wiring.Component):
 
     A write changes what ``settings`` shows in the cycle after the later one of its address and its data was taken; a
     pulse lasts one cycle. Reading the lower word of a register of 64 bits keeps the upper one for the next read of it.
-    The two low bits of an address do not count. DECERR where no register is; SLVERR for writes to one that cannot be
-    written, which change nothing.
+    The two low bits of an address do not count. DECERR where no register is, with data that mean nothing; SLVERR for
+    writes to one that cannot be written, which change nothing.
 
     Latency: 2 cycles from an address, or the later one of address and data, to the response. Throughput: a read and a
     write every 2 cycles. Combinational paths: none.
@@ -255,19 +255,18 @@ class Registers(wiring.Component):
             m.d.sync += axil.rvalid.eq(0)
         with m.If(read):
             m.d.sync += [addressed.eq(0), axil.rvalid.eq(1), axil.rdata.eq(word), axil.rresp.eq(response)]
+        words: dict[int, Value] = {}
+        for register, _ in registers:
+            fields = [(f.low, values[f.get_path()]) for f in register.fields() if f.is_sw_readable]
+            (first, *later), (low, *high) = _word_addresses(register), _words(fields, register.size // _WORD_BYTES)
+            words |= {first: low} | dict.fromkeys(later, above)
+            for upper in high:
+                with m.If(read & (address[2:] == first)):
+                    m.d.sync += above.eq(upper)
+        m.d.comb += word.eq(_selected(words, address[2:]))
         with m.Switch(address[2:]):
-            for register, _ in registers:
-                fields = [(f.low, values[f.get_path()]) for f in register.fields() if f.is_sw_readable]
-                low, *high = _words(fields, register.size // _WORD_BYTES)
-                at = _word_addresses(register)
-                with m.Case(at[0]):
-                    m.d.comb += word.eq(low)
-                    for upper in high:
-                        with m.If(read):
-                            m.d.sync += above.eq(upper)
-                for later in at[1:]:
-                    with m.Case(later):
-                        m.d.comb += word.eq(above)
+            with m.Case(*words):
+                m.d.comb += response.eq(_OKAY)
             with m.Default():
                 m.d.comb += response.eq(_DECERR)
 
@@ -301,6 +300,15 @@ def _word_addresses(register: RegNode) -> list[int]:
     """Of a register: addresses in words."""
     first = register.absolute_address // _WORD_BYTES
     return list(range(first, first + register.size // _WORD_BYTES))
+
+
+def _selected(words: dict[int, Value], address: Value) -> Value:
+    """The word at an address that is among them: a tree of choices, which FPGAs have cells for."""
+    if len(words) == 1:
+        return next(iter(words.values()))
+    bit = (min(words) ^ max(words)).bit_length() - 1
+    halves = [{at: word for at, word in words.items() if at >> bit & 1 == half} for half in (0, 1)]
+    return Mux(address[bit], _selected(halves[1], address), _selected(halves[0], address))
 
 
 def _words(fields: list[tuple[int, Value]], count: int) -> list[Value]:
