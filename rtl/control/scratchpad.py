@@ -10,7 +10,9 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from rtl.cache._rotation import Rotation
 from rtl.config import AcceleratorConfig
+from rtl.control._scratch_lane import ScratchLane
 from rtl.control._scratch_reads import ReadPorts
+from rtl.emit import SharedModule
 
 __all__ = [
     "ADDRESS_BITS",
@@ -159,18 +161,18 @@ class Scratchpad(wiring.Component):
 
     def _words(self, m: Module, put: data.View, valid: Value) -> None:
         """The words."""
-        shape, depth = word_layout(self.config), self.config.control.scratch_words
-        m.submodules.words = words = Memory(shape=shape.size, depth=depth, init=[])
-        write, read = words.write_port(granularity=_ELEMENT_BITS), words.read_port()
-        inside = Signal()
-        m.d.comb += [
-            write.addr.eq(put.address),
-            write.data.eq(put.data),
-            write.en.eq(Mux(valid, put.mask, 0)),
-            read.addr.eq(self._reads.request.address),
-            self._reads.answer.as_value().eq(Mux(inside, read.data, 0)),
-        ]
+        depth, inside = self.config.control.scratch_words, Signal()
         m.d.sync += inside.eq(self._reads.request.address < depth)
+        bank = SharedModule(ScratchLane(_ELEMENT_BITS, depth), "scratch_lane")
+        for n in range(self.config.gemm.row_lanes):
+            m.submodules[f"lane_{n}"] = lane = bank.create()
+            m.d.comb += [
+                lane.w_en.eq(valid & put.mask[n]),
+                lane.w_addr.eq(put.address),
+                lane.w_data.eq(put.data[n]),
+                lane.r_addr.eq(self._reads.request.address),
+                self._reads.answer.data[n].eq(Mux(inside, lane.r_data, 0)),
+            ]
 
     def _magnitudes(self, m: Module, put: data.View, valid: Value) -> None:
         """The magnitudes: read, then written if larger; the port for writes sees what is written in the same cycle."""
