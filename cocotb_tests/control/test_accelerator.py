@@ -15,7 +15,9 @@ from cocotb_tests.golden.tiny_layer import TinyLayers, tiny_layers
 from cocotb_tests.lib import launch
 from cocotb_tests.lib.dram import DRAM_SOURCES
 from golden.decoder import DecoderLayer
+from golden.model import load_model
 from rtl.config import AcceleratorConfig, preset
+from sim.batches import BatchMaker
 from sim.compiler import compile_layer
 
 BASE = preset("tiny")
@@ -117,3 +119,30 @@ def test_reports_faults_and_recovers(layers, simulator, tmp_path):
     plan, lines = with_room(plans[0], lines)
     tests = "reports_faults|recovers_from_resets|memory_may_stall"
     run(TINY, [plan], lines, simulator, tmp_path, tests, part="sdr-133")
+
+
+def real_plan(contexts: Sequence[int], steps: int) -> tuple[AcceleratorConfig, Plan, int]:
+    """Layer 0 of SmolLM2 on its preset, and the lines of memory that it needs."""
+    base = preset("smollm2")
+    pages = {"streams": 3, "max_sequences": len(contexts), "record_pages": 64, "block_pages": 32}
+    config = replace(base, cache=replace(base.cache, **pages))
+    batch = BatchMaker(config, load_model(), 0).make(contexts, steps, kv="dsq+hcap", fused=True)
+    after = copy.deepcopy(batch.decoder)
+    program = compile_layer(config, batch.decoder, batch.x, positions=batch.positions)
+    everyone = range(len(contexts))
+    outputs = [after.step(everyone, *given).out for given in zip(batch.x, batch.positions, strict=True)]
+    return config, plan_for("smollm2", program, after, outputs, limit=60_000_000), program.lines
+
+
+@launch.simulators("verilator")
+@pytest.mark.parametrize(
+    ("contexts", "steps"),
+    [
+        pytest.param((127,), 1, id="close"),
+        pytest.param((0, 30, 63, 100, 127), 130, id="long", marks=pytest.mark.nightly),
+    ],
+)
+def test_decodes_a_real_layer(simulator, tmp_path, contexts, steps):
+    """Sequences of different lengths, through closes of groups; in the short run one group becomes a record."""
+    config, plan, lines = real_plan(contexts, steps)
+    run(config, [plan], lines, simulator, tmp_path, "decodes", part="ddr4-2400", latency=20)
