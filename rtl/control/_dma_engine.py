@@ -191,16 +191,16 @@ class DmaEngine(wiring.Component):
         m.submodules.magnitude = magnitude = RowMagnitude(self.lanes)
         write, left = self.o_scratch_write, Signal(len(rows.rows))
         mask = _mask(rows.k, gearbox.o.payload.last, self.lanes)
-        put = self.o_magnitude
+        put, may = self.o_magnitude, ~gearbox.o.payload.last | magnitude.free
         m.d.comb += [
             gearbox.parts.eq(ceil_divide(rows.k, min(self.lanes, self.bus_lanes))),
             gearbox.i.valid.eq(self.i_read.valid),
             gearbox.i.payload.eq(self.i_read.payload.data),
             self.i_read.ready.eq(gearbox.i.ready),
-            write.valid.eq(gearbox.o.valid & magnitude.free),
+            write.valid.eq(gearbox.o.valid & may),
             write.payload.mask.eq(mask),
             write.payload.data.eq(gearbox.o.payload.data),
-            gearbox.o.ready.eq(write.ready & magnitude.free),
+            gearbox.o.ready.eq(write.ready & may),
             step.eq(write.valid & write.ready),
             magnitude.i.valid.eq(step),
             magnitude.i.data.eq(gearbox.o.payload.data),
