@@ -22,7 +22,7 @@ from golden.model.attention import causal_attention
 from golden.model.prefill_cache import cache_folder
 from golden.settings import LOG2E, KvoSettings, default_settings
 
-__all__ = ["ModelCalibration", "calibrate", "calibration_for", "fixed_rows", "to_fixed"]
+__all__ = ["HEADROOM", "ModelCalibration", "calibrate", "calibrate_head", "calibration_for", "fixed_rows", "to_fixed"]
 
 #: integer bits of headroom over the largest magnitude seen while calibrating
 HEADROOM = 2.0
@@ -147,11 +147,11 @@ def calibrate(model: Model, sample: Prefill, settings: KvoSettings, *, progress:
     )
     for layer in tqdm(range(c.layers), desc="calibrate", unit="layer", disable=not progress):
         for h in range(c.kv_heads):
-            _calibrate_head(made, (layer, h), sample, s, float(q_peak[layer, h]))
+            calibrate_head(made, (layer, h), sample, s, float(q_peak[layer, h]))
     return made
 
 
-def _calibrate_head(
+def calibrate_head(
     made: ModelCalibration,
     i: tuple[int, int],
     sample: Prefill,
