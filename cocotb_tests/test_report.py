@@ -4,18 +4,19 @@ import json
 import re
 import shutil
 import subprocess
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from itertools import pairwise, product
 
 import pytest
 
+from rtl.control._event_log import EventKind
 from sim import report
-from sim.report import Span, lanes, page, trace, write_report
+from sim.report import Span, lanes, page, trace
 
 QUEUES = ("mha", "dsq", "dma", "gemm0", "gemm1")
-BYTES = {"gemm0": 900_000, "gemm1": 900_000, "rings": 30_000}
+READ = {"gemm0": 900_000, "gemm1": 900_000, "commands": 30_000}
 STAGES = ("qkv", "attention_output", "gate_up", "down")
 
 
@@ -39,22 +40,27 @@ class Drawing:
 
     def run(self, name, **more):
         cycles = max(self.clock.values())
-        busy = Counter()
-        spans = lanes({"queues": dict.fromkeys(QUEUES), "events": sorted(self.events), "tags": self.tags})
-        for queue, (own, _) in spans.items():
-            busy[queue] = sum(span.end - span.start for span in own)
+        events, tags = sorted(self.events), {str(number): list(tag) for tag, number in self.tags.items()}
+        spans = lanes({"queue_names": QUEUES, "events": events, "tags": tags})
+        busy = {queue: sum(span.end - span.start for span in own) for queue, (own, _) in spans.items()}
         return {
             "name": name,
-            "config": {"schedule": name, "kv": "dsq+hcap", "batch": 4},
+            "schedule": name,
+            "kv": "dsq+hcap",
             "cycles": cycles,
             "tokens": 48,
             "queues": {q: {"busy": busy[q], "waiting": 0, "idle": cycles - busy[q]} for q in QUEUES},
-            "bytes": {**BYTES, "attention": 2_000_000, "scans ahead": 600_000},
-            "dram_busy": int(0.6 * cycles),
+            "queue_names": list(QUEUES),
+            "port": 0.75,
+            "bus": 0.6,
+            "read_bytes": {**READ, "attention": 2_000_000, "scans ahead": 600_000},
+            "write_bytes": {"dma": 20_000, "forks": 0},
             "operations": 48 * 600_000,
-            "roof": {"operations": 1024, "bytes": 128},
-            "events": sorted(self.events),
-            "tags": {number: list(tag) for tag, number in self.tags.items()},
+            "peak_operations": 1024,
+            "peak_bytes": 128,
+            "clock_mhz": 250,
+            "events": events,
+            "tags": tags,
             **more,
         }
 
@@ -84,12 +90,13 @@ def made_up(name, batches, attending=400, **more):
 
 @pytest.fixture(scope="module")
 def results():
-    dense = {**BYTES, "attention": 9_000_000}
+    dense = {**READ, "attention": 9_000_000}
     return {
-        "title": "Layer 0 of <SmolLM2>, batch 4",
-        "clock_mhz": 250,
+        "preset": "<smollm2>",
+        "batch": 4,
+        "context": 4096,
         "runs": [
-            made_up("serial, dense", 1, attending=1200, bytes=dense, operations=48 * 900_000),
+            made_up("serial, dense", 1, attending=1200, read_bytes=dense, operations=48 * 900_000),
             made_up("serial", 1),
             made_up("interleaved", 2),
         ],
@@ -131,38 +138,41 @@ def browse(folder, text, script="", *options):
     return result.stdout, re.findall(r":CONSOLE[:(]\S* ?(.*)", result.stderr)
 
 
+def drawn_lanes(*events, queues=("mha", "gemm0")):
+    return lanes({"queue_names": queues, "events": events, "tags": {}})
+
+
 def test_commands_follow_each_other():
     """One that begins while another of its queue runs is drawn behind it; waits end with a command."""
-    run = {
-        "queues": dict.fromkeys(["mha", "gemm0"]),
-        "tags": {},
-        "events": [
-            (0, "mha", "wait", 7),
-            (10, 0, 0, 7),
-            (12, 0, 0, 8),
-            (20, "gemm0", "begin", 9),
-            (30, 0, 1, 7),
-            (45, 0, "end", 8),
-            (46, 0, 2, 9),
-            (50, 1, 1, 9),
-            (60, 0, 3, 9),
-        ],
-    }
-    made = lanes(run)
+    made = drawn_lanes(
+        (5, 0, 2, 7),
+        (15, 0, 0, 7),
+        (17, 0, 0, 8),
+        (25, 1, 0, 9),
+        (35, 0, 1, 7),
+        (50, 0, 1, 8),
+        (51, 0, 2, 9),
+        (55, 1, 1, 9),
+        (65, 0, 3, 9),
+    )
     assert made["mha"] == ([Span(10, 10, 30, 7), Span(12, 30, 45, 8)], [(0, 10), (46, 60)])
     assert made["gemm0"] == ([Span(20, 20, 50, 9)], [])
+    assert drawn_lanes() == {"mha": ([], []), "gemm0": ([], [])}
 
 
 def test_lost_events_take_no_others_along():
-    events = [(1, 0, 0, 5), (2, 0, 0, 6), (9, 0, 1, 6), (10, 0, 1, 4), (11, 0, 0, 7), (12, 0, 1, 7)]
-    spans, _ = lanes({"queues": {"mha": None}, "events": events, "tags": {}})["mha"]
-    assert spans == [Span(2, 2, 9, 6), Span(11, 11, 12, 7)]
+    events = [(0, 0, 0, 5), (2, 0, 0, 6), (9, 0, 1, 6), (10, 0, 1, 4), (11, 0, 0, 7), (12, 0, 1, 7)]
+    assert drawn_lanes(*events)["mha"][0] == [Span(2, 2, 9, 6), Span(11, 11, 12, 7)]
 
 
 def test_times_go_on_beyond_32_bits():
     events = [(2**32 - 5, 0, 0, 1), (3, 0, 1, 1), (8, 0, 0, 2), (9, 0, 1, 2)]
-    spans, _ = lanes({"queues": {"mha": None}, "events": events, "tags": {}})["mha"]
-    assert [(span.start, span.end) for span in spans] == [(2**32 - 5, 2**32 + 3), (2**32 + 8, 2**32 + 9)]
+    assert [(span.start, span.end) for span in drawn_lanes(*events)["mha"][0]] == [(0, 8), (13, 14)]
+
+
+def test_kinds_are_those_of_the_hardware():
+    assert [kind.name.lower() for kind in EventKind] == list(report.KINDS)
+    assert [kind.value for kind in EventKind] == [0, 1, 2, 3]
 
 
 def test_trace_has_all_commands(results):
@@ -188,7 +198,7 @@ def test_page_needs_nothing_else(results):
     tree = Tree(text)
     assert not {name for _, attributes in tree.elements for name in attributes} & {"src", "href"}
     assert set(re.findall(r"\w+://[^\"'\s]+", text)) == {"http://www.w3.org/2000/svg"}
-    assert "@import" not in text and "url(" not in text and "<SmolLM2>" not in text
+    assert "@import" not in text and "url(" not in text and "<smollm2>" not in text
 
 
 def test_browser_draws_the_page(results, tmp_path):
@@ -197,15 +207,15 @@ def test_browser_draws_the_page(results, tmp_path):
     tree = Tree(text)
     assert tree.count("rect", "lane") == len(QUEUES) and tree.count("circle", "point") == 3
     assert tree.count("rect", "span") > 100 and tree.count("line", "waits") > 10
-    assert tree.count("rect", "bytes") == 3 + 4 + 4
+    assert tree.count("rect", "bytes") == 4 + 5 + 5
     assert tree.count("polyline", "roof") == 1
     drawn = {attributes.get("data-batch") for name, attributes in tree.elements if name == "rect"} - {None}
     assert drawn == {"0"}
     texts = set(tree.texts)
     assert {"serial, dense", "interleaved", "mha", "gemm1", "operations per byte", "batch A"} <= texts
     first, last = results["runs"][0], results["runs"][2]
-    assert {f"{first['cycles']:,}", f"{first['cycles'] / last['cycles']:.2f}x", "60.0%"} <= texts
-    assert "1.00x" in texts and "0.409x" in texts
+    assert {f"{first['cycles']:,}", f"{first['cycles'] / last['cycles']:.2f}x", "60.0%", "75.0%"} <= texts
+    assert "1.00x" in texts and "0.410x" in texts and "dma (written)" in texts and "forks (written)" not in texts
 
 
 def test_browser_reacts(results, tmp_path):
@@ -241,11 +251,12 @@ def test_browser_reacts(results, tmp_path):
     assert json.loads(told) == [2] + [True] * 9
 
 
-def test_browser_takes_what_is_not_told(tmp_path):
-    """No events, no operations, no bytes."""
-    run = {"name": "bare", "cycles": 10, "tokens": 1, "queues": {"mha": None}, "events": [], "tags": {}, "bytes": {}}
-    text, console = browse(tmp_path, page({"runs": [run]}), "", "--dump-dom")
-    assert console == [] and "No run tells its operations." in Tree(text).texts
+def test_browser_takes_a_run_without_events(results, tmp_path):
+    bare = {**results["runs"][0], "events": [], "events_lost": True}
+    text, console = browse(tmp_path, page({**results, "runs": [bare]}), "", "--dump-dom")
+    tree = Tree(text)
+    assert console == [] and tree.count("rect", "lane") == len(QUEUES) and tree.count("rect", "span") == 4
+    assert "hidden" not in next(attributes for _, attributes in tree.elements if attributes.get("id") == "lost")
 
 
 def test_console_of_a_broken_page_is_noticed(results, tmp_path):
@@ -292,8 +303,3 @@ def test_command_refuses_what_is_no_result(results, tmp_path, capsys):
     ):
         assert run_main(*arguments) == 2
         assert message in capsys.readouterr().err
-
-
-def test_write_report_writes_what_is_asked_for(results, tmp_path):
-    write_report(results, trace_file=tmp_path / "only.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["only.json"]

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 from golden.errors import UserError, main_guard
 
-__all__ = ["Span", "lanes", "main", "page", "trace", "write_report"]
+__all__ = ["Span", "lanes", "main", "page", "trace", "write_html", "write_trace"]
 
 PAGE = Path(__file__).with_name("page")
-#: kinds of events, by number
+#: kinds of events, by number: `EventKind` in `rtl.control._event_log`
 KINDS = ("begin", "end", "wait", "error")
+#: members of a run that are shown as its settings
+SETTINGS = ("schedule", "kv", "fusion", "layer", "part", "clock_mhz")
 #: events carry so many bits of the time
 _TIME = 1 << 32
 
@@ -34,18 +36,19 @@ class Span(NamedTuple):
 def lanes(run: Mapping[str, Any]) -> dict[str, tuple[list[Span], list[tuple[int, int]]]]:
     """Of each queue the commands, one behind the other, and the times of waiting for a semaphore.
 
-    Commands of a queue end in the order in which they begin. Of lost events neither begin nor end is shown.
+    Times count from the first event. Commands of a queue end in the order in which they begin; of lost events neither
+    begin nor end is shown.
     """
-    names = list(run["queues"])
+    names = run["queue_names"]
     begun: dict[str, deque[tuple[int, int]]] = {name: deque() for name in names}
     made: dict[str, tuple[list[Span], list[tuple[int, int]]]] = {name: ([], []) for name in names}
     waiting: dict[str, int] = {}
-    last = rounds = 0
+    last = first = run["events"][0][0] if run["events"] else 0
+    rounds = 0
     for time, queue, kind, tag in run["events"]:
         rounds += _TIME if time < last else 0
-        last, now = time, time + rounds
-        name = queue if isinstance(queue, str) else names[queue]
-        what = kind if isinstance(kind, str) else KINDS[kind]
+        last, now = time, time + rounds - first
+        name, what = names[queue], KINDS[kind]
         spans, waits = made[name]
         if what == "wait":
             waiting[name] = now
@@ -64,10 +67,8 @@ def lanes(run: Mapping[str, Any]) -> dict[str, tuple[list[Span], list[tuple[int,
 
 
 def _meaning(run: Mapping[str, Any], tag: int) -> list[Any]:
-    """Sub-batch, stage, sequence, head; JSON turns the keys into text."""
-    tags = run["tags"]
-    found = tags.get(tag, tags.get(str(tag))) if isinstance(tags, Mapping) else tags[tag]
-    return list(found) if found is not None else [0, f"tag {tag}", None, None]
+    """Sub-batch, stage, sequence, head."""
+    return list(run["tags"].get(str(tag), (0, f"tag {tag}", None, None)))
 
 
 def _letter(batch: int) -> str:
@@ -77,13 +78,12 @@ def _letter(batch: int) -> str:
 def trace(results: Mapping[str, Any]) -> dict[str, Any]:
     """All runs as a trace in Chrome's JSON format, which ui.perfetto.dev opens: a process a run, a thread a queue.
 
-    Times are microseconds of ``clock_mhz``, or cycles where the results do not tell it.
+    Times are in microseconds.
     """
-    clock = results.get("clock_mhz") or 1
     events: list[dict[str, Any]] = []
 
     def times(begin: int, end: int) -> dict[str, float]:
-        return {"ts": begin / clock, "dur": (end - begin) / clock}
+        return {"ts": begin / run["clock_mhz"], "dur": (end - begin) / run["clock_mhz"]}
 
     for pid, run in enumerate(results["runs"], 1):
         events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": run["name"]}})
@@ -100,37 +100,43 @@ def trace(results: Mapping[str, Any]) -> dict[str, Any]:
                 events.append({"ph": "X", **named, **place, **times(start, end), "args": arguments})
             for begin, end in waits:
                 events.append({"ph": "X", "name": "waits", "cat": "wait", **waiting, **times(begin, end)})
-    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"clock_mhz": str(clock)}}
+    return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
-def _busy(run: Mapping[str, Any], names: Sequence[str]) -> float | None:
+def _busy(run: Mapping[str, Any], names: Sequence[str]) -> float:
     """Mean share of busy cycles of some queues."""
-    counted = [run["queues"][name] for name in names if run["queues"][name]]
-    if not counted:
-        return None
-    return sum(queue["busy"] for queue in counted) / (len(counted) * max(run["cycles"], 1))
+    return sum(run["queues"][name]["busy"] for name in names) / (len(names) * run["cycles"])
+
+
+def _requesters(run: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes read and written by requester; of those that differ in their number alone together."""
+    made: Counter[str] = Counter()
+    for sizes, kind in ((run["read_bytes"], ""), (run["write_bytes"], " (written)")):
+        for name, size in sizes.items():
+            made[name.rstrip(string.digits) + kind] += size
+    return dict(made)
 
 
 def _drawn(run: Mapping[str, Any]) -> dict[str, Any]:
     """What the page has of a run."""
-    own = lanes(run)
+    own, sizes = lanes(run), _requesters(run)
     used = sorted({span.tag for spans, _ in own.values() for span in spans})
     places = {tag: n for n, tag in enumerate(used)}
-    cores = [name for name in own if name.startswith("gemm")]
-    dram = run.get("dram_busy")
     return {
         "name": run["name"],
-        "config": {name: str(value) for name, value in run.get("config", {}).items()},
+        "config": {name: str(run[name]) for name in SETTINGS if name in run},
         "cycles": run["cycles"],
         "tokens": run["tokens"],
-        "operations": run.get("operations"),
-        "roof": run.get("roof"),
-        "bytes": _families(run["bytes"]),
-        "total_bytes": sum(run["bytes"].values()),
+        "operations": run["operations"],
+        "roof": {"operations": run["peak_operations"], "bytes": run["peak_bytes"]},
+        "bytes": sizes,
+        "total_bytes": sum(sizes.values()),
+        "lost": run.get("events_lost", False),
         "use": {
-            "mha": _busy(run, [name for name in own if name == "mha"]),
-            "gemm": _busy(run, cores),
-            "dram": None if dram is None else dram / max(run["cycles"], 1),
+            "mha": _busy(run, ["mha"]),
+            "gemm": _busy(run, [name for name in own if name.startswith("gemm")]),
+            "port": run["port"],
+            "dram": run["bus"],
         },
         "tags": [_meaning(run, tag) for tag in used],
         "lanes": [
@@ -145,25 +151,10 @@ def _drawn(run: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _families(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Bytes of requesters that differ in their number alone are added."""
-    made: Counter[str] = Counter()
-    for name, size in sizes.items():
-        made[name.rstrip(string.digits + " ")] += size
-    return dict(made)
-
-
 def page(results: Mapping[str, Any]) -> str:
     """One HTML page that needs nothing else: runs, timeline, roofline, bytes by requester.
 
-    results: ``title``, ``clock_mhz`` (optional) and ``runs``, each of them with
-
-    - ``name``, ``config`` (what distinguishes it, name to value), ``cycles``, ``tokens``;
-    - ``queues``: name to ``busy``, ``waiting``, ``idle`` cycles (or nothing), in the order of their numbers;
-    - ``events``: ``[time, queue, kind, tag]`` in their order, queue and kind by number or name, see `KINDS`;
-    - ``tags``: tag to ``[sub_batch, stage, sequence, head]``, the latter two None where it serves several;
-    - ``bytes``: requester to bytes; ``dram_busy``: cycles in which memory moved data (optional);
-    - ``operations``: multiply-accumulates, and ``roof``: ``operations`` and ``bytes`` a cycle at most (both optional).
+    results: ``runs``, as `sim.bench.figures` makes them, ``batch``, ``context`` and ``preset``.
     """
     runs = [_drawn(run) for run in results["runs"]]
     totals: Counter[str] = Counter()
@@ -172,11 +163,12 @@ def page(results: Mapping[str, Any]) -> str:
     batches = max((tag[0] for run in runs for tag in run["tags"]), default=0)
     drawn = {
         "runs": runs,
-        "requesters": [name for name, _ in totals.most_common()],
+        "requesters": [name for name, size in totals.most_common() if size],
         "letters": [_letter(batch) for batch in range(batches + 1)],
     }
+    title = f"Decoding on {results['preset']}: batch of {results['batch']}, {results['context']:,} tokens of context"
     parts = {
-        "title": html.escape(str(results.get("title", "Runs on the accelerator"))),
+        "title": html.escape(title),
         "style": (PAGE / "report.css").read_text(encoding="utf-8").rstrip(),
         "script": (PAGE / "report.js").read_text(encoding="utf-8").rstrip(),
         # Nothing in it may end the element.
@@ -185,15 +177,14 @@ def page(results: Mapping[str, Any]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], (PAGE / "report.html").read_text(encoding="utf-8"))
 
 
-def write_report(results: Mapping[str, Any], *, html: Path | None = None, trace_file: Path | None = None) -> None:
-    """Write the page and the trace; `UserError` when one cannot be written."""
-    for path, make in ((html, page), (trace_file, lambda given: json.dumps(trace(given)))):
-        if path is None:
-            continue
-        try:
-            path.write_text(make(results), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}") from error
+def write_html(results: Mapping[str, Any], path: Path) -> None:
+    """Write the page; raises `OSError` when that is impossible."""
+    path.write_text(page(results), encoding="utf-8")
+
+
+def write_trace(results: Mapping[str, Any], path: Path) -> None:
+    """Write the trace; raises `OSError` when that is impossible."""
+    path.write_text(json.dumps(trace(results)), encoding="utf-8")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -203,10 +194,14 @@ def parser() -> argparse.ArgumentParser:
         description="Draws the runs in a file of results: one HTML page with timeline, roofline and bytes by "
         "requester, and a trace that ui.perfetto.dev opens.",
     )
-    made.add_argument("results", type=Path, help="file of results (JSON)")
+    made.add_argument("results", type=Path, help="what sim.bench has written with --json")
     made.add_argument("--html", type=Path, metavar="FILE", help="write the page")
     made.add_argument("--trace", type=Path, metavar="FILE", help="write the trace")
     return made
+
+
+def _verb(error: OSError, results: Path) -> str:
+    return "read" if error.filename == str(results) else "write"
 
 
 @main_guard
@@ -217,9 +212,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UserError("give --html, --trace or both")
     try:
         results = json.loads(args.results.read_text(encoding="utf-8"))
-        write_report(results, html=args.html, trace_file=args.trace)
+        if args.html:
+            write_html(results, args.html)
+        if args.trace:
+            write_trace(results, args.trace)
     except OSError as error:
-        raise UserError(f"cannot read {args.results}: {error.strerror}") from error
+        raise UserError(f"cannot {_verb(error, args.results)} {error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{args.results} holds no results of runs: {error!r}") from error
     return 0

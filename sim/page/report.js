@@ -5,7 +5,7 @@ const SERIES = 8;
 const byId = (id) => document.getElementById(id);
 const number = (value, digits = 0) =>
   value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-const percent = (share) => (share === null ? "" : number(100 * share, 1) + "%");
+const percent = (share) => number(100 * share, 1) + "%";
 const color = (n) => (n < SERIES ? `var(--s${n})` : "var(--rest)");
 
 function add(parent, name, attributes = {}, text = null) {
@@ -67,7 +67,7 @@ function drawRuns() {
   const first = report.runs[0];
   const head = [
     "run", "cycles", "tokens", "cycles/token", "tokens/Mcycle", "throughput", "bytes/token", "bytes",
-    "MHA", "GEMM", "DRAM",
+    "MHA", "GEMM", "port", "DRAM",
   ];
   fillTable(byId("runs"), head, report.runs.map((run) => [
     run.name,
@@ -77,8 +77,8 @@ function drawRuns() {
     number(1e6 * run.tokens / run.cycles, 2),
     number(first.cycles / first.tokens / (run.cycles / run.tokens), 2) + "x",
     number(run.total_bytes / run.tokens),
-    first.total_bytes ? number(run.total_bytes / run.tokens / (first.total_bytes / first.tokens), 3) + "x" : "",
-    percent(run.use.mha), percent(run.use.gemm), percent(run.use.dram),
+    number(run.total_bytes / run.tokens / (first.total_bytes / first.tokens), 3) + "x",
+    ...["mha", "gemm", "port", "dram"].map((name) => percent(run.use[name])),
   ]));
   const keys = [...new Set(report.runs.flatMap((run) => Object.keys(run.config)))];
   const rows = report.runs.map((run) => [run.name, ...keys.map((key) => run.config[key] ?? "")]);
@@ -124,7 +124,7 @@ function drawLane(run, lane, y, width) {
   const place = (time) => LEFT + Math.min(Math.max((time - begin) * scale, 0), width);
   add(svg, "rect", { class: "lane", x: LEFT, y, width, height: LANE });
   add(svg, "text", { class: "strong lane-name", x: 0, y: y + LANE / 2 + 4 }, lane.name);
-  if (lane.busy !== null) add(svg, "text", { x: LEFT + width + 8, y: y + LANE / 2 + 4 }, percent(lane.busy) + " busy");
+  add(svg, "text", { x: LEFT + width + 8, y: y + LANE / 2 + 4 }, percent(lane.busy) + " busy");
   let merged = null;
   const flush = () => {
     if (!merged) return;
@@ -198,6 +198,7 @@ function chooseRun(n) {
   timeline.run = n;
   [...byId("choice").children].forEach((button, i) => button.setAttribute("aria-pressed", i === n));
   const batches = [...new Set(report.runs[n].tags.map((tag) => tag[0]))].sort((a, b) => a - b);
+  byId("lost").hidden = !report.runs[n].lost;
   legend(byId("batches"), batches.map((batch) => [`batch ${report.letters[batch] ?? batch}`, color(batch)]));
   setView(0, report.runs[n].cycles);
 }
@@ -244,13 +245,10 @@ function startTimeline() {
 // --- roofline --------------------------------------------------------------------------------------------
 
 function drawRoofline() {
-  const runs = report.runs.map((run, n) => ({ ...run, n })).filter((run) => run.operations && run.total_bytes);
-  const place = byId("roofline");
-  if (!runs.length) return add(place, "p", { class: "note" }, "No run tells its operations.");
+  const runs = report.runs, place = byId("roofline");
   const width = 620, height = 380, left = 64, right = 16, top = 12, bottom = 44;
   const points = runs.map((run) => [run.operations / run.total_bytes, run.operations / run.cycles]);
-  const told = runs.map((run) => run.roof).filter((roof) => roof);
-  const roofs = [...new Map(told.map((roof) => [`${roof.operations}/${roof.bytes}`, roof])).values()];
+  const roofs = [...new Map(runs.map(({ roof }) => [`${roof.operations}/${roof.bytes}`, roof])).values()];
   const ridges = roofs.map((roof) => [roof.operations / roof.bytes, roof.operations]);
   const range = (values) => {
     const logs = values.map(Math.log10);
@@ -283,10 +281,9 @@ function drawRoofline() {
   const taken = [];
   runs.forEach((run, i) => {
     const [a, b] = points[i];
-    const dot = add(svg, "circle", { class: "point", cx: x(a), cy: y(b), r: 6, fill: color(run.n) });
-    const bound = run.roof ? Math.min(run.roof.operations, a * run.roof.bytes) : null;
-    const share = bound ? `, ${percent(b / bound)} of the roof` : "";
-    explain(dot, `${run.name}\n${number(a, 2)} operations per byte\n${number(b, 2)} per cycle${share}`);
+    const dot = add(svg, "circle", { class: "point", cx: x(a), cy: y(b), r: 6, fill: color(i) });
+    const share = percent(b / Math.min(run.roof.operations, a * run.roof.bytes));
+    explain(dot, `${run.name}\n${number(a, 2)} operations per byte\n${number(b, 2)} per cycle, ${share} of the roof`);
     const flip = x(a) + 12 + 7 * run.name.length > width - right;
     let at = y(b) + 4;
     while (taken.some(([u, v]) => Math.abs(u - x(a)) < 120 && Math.abs(v - at) < 13)) at += 13;
