@@ -7,9 +7,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from rtl.config import AcceleratorConfig
-from rtl.control._gemm_engine import GemmEngine
+from rtl.control._gemm_unit import GemmUnit
 from rtl.control.scratchpad import Scratchpad
-from rtl.gemm.core import GemmCore
 
 __all__ = ["CORE", "GemmSystem"]
 
@@ -29,8 +28,7 @@ class GemmSystem(wiring.Component):
     """
 
     def __init__(self, config: AcceleratorConfig) -> None:
-        self._core = GemmCore(config)
-        self._engine = GemmEngine(config, self._core)
+        self._engine = GemmUnit(config)
         self._scratchpad = Scratchpad(config)
         members = {name: self._engine.signature.members[name] for name in _ENGINE}
         self._scratch = {
@@ -55,10 +53,8 @@ class GemmSystem(wiring.Component):
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        m.submodules.core = core = self._core
         m.submodules.engine = engine = self._engine
         m.submodules.scratchpad = scratchpad = self._scratchpad
-        connect(m, engine.gemm, core)
         m.d.comb += [
             engine.core.eq(CORE),
             engine.outside.eq(self.outside),

@@ -126,7 +126,8 @@ async def stops(bench: Bench, placed: list[PlacedJob], error: Error, detail: int
     await bench.compare(placed[0])
     await bench.ended(error, detail)
     await cycles(dut, 400)
-    assert bench.words.idle, "words are not taken"
+    # What was asked of memory is taken, whatever becomes of it.
+    await bench.words.send([], timeout=500)
     bench.send(NOP, NOP, NOP)
     await cycles(dut, 50)
     assert not bench.command.idle
@@ -225,6 +226,7 @@ async def works_after_reset_during_traffic(dut):
         bench.send(*(one.command for one in placed))
         bench.go.send_nowait([0] * 4)
         await cycles(dut, wait)
+        bench.forget()
         await reset(dut)
         await bench.check(random_jobs(f"after {wait}", 2))
     await bench.end()

@@ -55,7 +55,7 @@ def test_matches_golden_in_other_geometries(simulator, config):
 
 def default() -> AcceleratorConfig:
     base = preset("smollm2")
-    return replace(base, control=replace(base.control, scratch_rows=256))
+    return replace(base, control=ControlConfig(scratch_words=8192, scratch_rows=256))
 
 
 @launch.simulators("verilator")

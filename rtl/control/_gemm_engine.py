@@ -28,8 +28,8 @@ class GemmEngine(wiring.Component):
     Up to `COMMANDS` commands are under way. A command's angles, parameters and weights are asked for as soon as it is
     there, its rows after its go. A command that the core would refuse is answered without having been begun.
 
-    Latency: ``LATENCY`` cycles from a command of one row tile to its first request of memory, and 2 from its go to
-    the first request of the scratchpad, if no earlier command is under way.
+    Latency: ``LATENCY`` cycles from a command of one row tile, without turned heads, to its first request of memory, if
+    no earlier one is asked for; ``NOP_LATENCY`` from the go of a NOP to its end.
     Throughput: that of the core, if memory gives the words of a tile in the cycles of its k steps.
     Stalls: any stream may stall.
     Combinational paths: those of `GemmRows` and `GemmResiduals` between scratchpad and core.

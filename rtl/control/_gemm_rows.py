@@ -29,7 +29,7 @@ def limited(address: Value, bits: int) -> Value:
 class GemmRows(wiring.Component):
     """Waits for a command's go, then asks for its rows word by word, and for their magnitudes.
 
-    Latency: 2 cycles from a go to the first request. Throughput: a word a cycle, a pause of 2 between commands.
+    Latency: 1 cycle from a go to the first request. Throughput: a word a cycle, a pause of 2 between commands.
     Combinational paths: ``o.ready``, ``i_word.valid`` and ``i_magnitude.valid`` to the others' ``ready`` and to
     ``o.valid``.
 
