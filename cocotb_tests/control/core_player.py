@@ -35,7 +35,7 @@ class CorePlayer:
 
     Parameters
     ----------
-    faults : by number of the query, with a group; an EMPTY one has no masses
+    faults : by number of the query, with a group; a query with a fault has masses or none
     pace : cycles from a query's result to the next one's, at least
     """
 
@@ -105,7 +105,7 @@ class CorePlayer:
                 entries.append((1, index))
         chosen = [entry for entry in entries if draw.random() < 0.7] or entries[:1]
         masses = [(*entry, draw.getrandbits(draw.randint(0, 20))) for entry in chosen]
-        if fault is Fault.EMPTY:
+        if fault is Fault.EMPTY or (fault is not Fault.NONE and draw.random() < 0.5):
             masses = []
         return Result(outputs=np.array(outputs), masses=masses, fault=fault, group=group)
 
@@ -149,4 +149,4 @@ class CorePlayer:
     @property
     def idle(self) -> bool:
         """All results have been taken."""
-        return self.out.idle and self.mass.idle and self.status.idle and not self._list
+        return self.out.idle and self.mass.idle and self.status.idle

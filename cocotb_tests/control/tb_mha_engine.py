@@ -1,5 +1,6 @@
 """Coroutines of the MhaEngine tests."""
 
+from dataclasses import replace
 from typing import Any
 
 import cocotb
@@ -9,7 +10,7 @@ from cocotb_tests.control.core_player import CorePlayer
 from cocotb_tests.control.memory_player import MemoryPlayer, Ports, ScratchPlayer
 from cocotb_tests.golden.draws import calibration
 from cocotb_tests.lib import params, rng
-from cocotb_tests.lib.bench import reset, start
+from cocotb_tests.lib.bench import cycles, reset, start
 from golden.control.attend import scan_list
 from golden.control.commands import LINE_BYTES, Error, Opcode
 from golden.control.memory import pack_calibration, pack_state, unpack_state
@@ -20,8 +21,10 @@ from golden.hcap.mass_bank import SUM_BITS, add_masses
 from rtl.config import preset
 from rtl.control._layout import operand_layout
 from rtl.control._mha_engine import MhaEngine
+from rtl.mha._requests import Fault
 
 CONFIG = preset(params()["preset"])
+CONFIG = replace(CONFIG, gemm=replace(CONFIG.gemm, row_lanes=params()["row_lanes"]))
 GROUPS, TOKENS, DIM = CONFIG.mha.max_groups, CONFIG.dsq.group_tokens, CONFIG.dsq.head_dim
 LANES, SCRATCH = CONFIG.gemm.row_lanes, CONFIG.control.scratch_words
 ELEMENTS = CONFIG.mha.q_heads * DIM
@@ -97,13 +100,18 @@ class Bench:
         }
         return made | fixed
 
-    def give(self, *, go: bool = True, **operands: int) -> None:
+    def give(self, *, go: bool = True, opcode: int = Opcode.ATTEND, **operands: int) -> None:
         """A command, which may go at once."""
         value = operand_layout(Opcode.ATTEND).const(operands).as_bits()
-        self.command.send_nowait([{"opcode": Opcode.ATTEND, "operands": value}])
+        self.command.send_nowait([{"opcode": opcode, "operands": value}])
         if go:
             self.go.send_nowait([0])
-        self.given.append(operands)
+        if opcode == Opcode.ATTEND:
+            self.given.append(operands)
+
+    def snapshot(self) -> tuple[bytearray, np.ndarray, dict[int, int]]:
+        """Memory, scratchpad and magnitudes as they are now."""
+        return bytearray(self.memory.content), self.scratch.words.copy(), dict(self.scratch.magnitudes)
 
     async def ends(self, error: Error = Error.NONE, detail: int = 0) -> None:
         """The next command ends so."""
@@ -112,19 +120,18 @@ class Bench:
 
     async def check(self, jobs: list[dict[str, int]]) -> None:
         """Give commands and compare all that they leave."""
-        before = bytearray(self.memory.content), self.scratch.words.copy(), dict(self.scratch.magnitudes)
-        first = len(self.core.results)
+        before, first = self.snapshot(), len(self.given)
         for operands in jobs:
             self.give(**operands)
         for _ in jobs:
             await self.ends()
-        self.compare(jobs, before, first)
+        self.compare(before, first, first + len(jobs))
 
-    def compare(self, jobs: list[dict[str, int]], before: tuple[bytearray, np.ndarray, dict], first: int) -> None:
-        """What the core got, and memory and scratchpad from what they held ``before``, query ``first`` on."""
+    def compare(self, before: tuple[bytearray, np.ndarray, dict[int, int]], first: int, end: int) -> None:
+        """What the core got; memory and scratchpad from what they held ``before``, of commands ``first`` to ``end``."""
         memory, words, magnitudes = before
         calibrations = 0
-        for number, op in enumerate(self.given[first:], first):
+        for number, op in enumerate(self.given[first:end], first):
             where = f"command {number}: {op}"
             query, result = self.core.queries[number], self.core.results[number]
             assert (query["owner"]["sequence"], query["owner"]["stream"]) == (op["sequence"], op["stream"]), where
@@ -154,12 +161,11 @@ class Bench:
             length = int(magnitude(outputs))
             row = op["target_magnitude"]
             magnitudes[row] = length if op["first"] else max(length, magnitudes[row])
-        loads = [op["calibration"] for op in self.given if op["load_calibration"]]
+        loads = [op["calibration"] for op in self.given[:end] if op["load_calibration"]]
         for line in loads:
             made = self.calibrations[(line - CALIBRATION_AT) // CALIBRATION_LINES]
             self._compare_calibration(self.core.calibrations[calibrations : calibrations + DIM], made)
             calibrations += DIM
-        assert calibrations == len(self.core.calibrations)
         assert (self.scratch.words == words).all()
         assert self.scratch.magnitudes == magnitudes
         assert self.memory.content == memory
@@ -172,6 +178,7 @@ class Bench:
         """Nothing is left."""
         await self.done.expect_nothing(30)
         assert self.memory.idle and self.core.idle and self.command.idle and self.go.idle
+        assert len(self.core.lists) == len(self.core.results)
 
     async def restart(self, dut: Any) -> None:
         """A reset, in which all that was under way is lost."""
@@ -194,18 +201,12 @@ async def attends_to_caches_of_all_kinds(dut):
     """Blocks alone, many of them, records alone, with a state and without, up to the most groups."""
     bench = Bench(dut, "random", 10)
     await start(dut)
-    for use_state in (0, 1):
-        for records, tokens in (
-            (0, 1),
-            (0, 2 * TOKENS),
-            (0, 5 * TOKENS + 3),
-            (0, GROUPS * TOKENS),
-            (1, 0),
-            (GROUPS, 0),
-            (GROUPS - 1, 1),
-            (GROUPS - 2, TOKENS + 1),
-            (2, 3 * TOKENS),
-        ):
+    sizes = [
+        (0, (0, 1), (0, 5 * TOKENS + 3), (0, GROUPS * TOKENS), (1, 0), (GROUPS, 0)),
+        (1, (0, 1), (0, 2 * TOKENS), (1, 0), (GROUPS, 0), (GROUPS - 1, 1), (GROUPS - 2, TOKENS + 1), (2, 3 * TOKENS)),
+    ]
+    for use_state, *of_state in sizes:
+        for records, tokens in of_state:
             await bench.check([bench.operands(use_state=use_state, records=records, tokens=tokens)])
     await bench.end()
 
@@ -221,20 +222,201 @@ async def adds_up_masses_of_successive_queries(dut):
 
 
 @cocotb.test()
-async def reads_nothing_but_calibrations_before_its_go(dut):
-    """A command that may not go has asked for its calibration alone; then it goes at once."""
+async def asks_for_no_more_than_it_needs(dut):
+    """Before its go a command asks for its calibration alone; then at once for the words in use of its state."""
     bench = Bench(dut)
     await start(dut)
-    before = bytearray(bench.memory.content), bench.scratch.words.copy(), dict(bench.scratch.magnitudes)
-    operands = bench.operands(use_state=1, records=3, tokens=TOKENS, load_calibration=1)
+    before = bench.snapshot()
+    records, tokens = min(5, GROUPS - 2), TOKENS + 3
+    operands = bench.operands(use_state=1, records=records, tokens=tokens, load_calibration=1)
     bench.give(go=False, **operands)
     await bench.done.expect_nothing(200)
-    words = CALIBRATION_LINES * LINE_BYTES // bench.memory.word_bytes
-    at = operands["calibration"] * LINE_BYTES // bench.memory.word_bytes
-    assert bench.memory.requests == [("read", at, words)]
+    line_words = LINE_BYTES // bench.memory.word_bytes
+    calibration_read = ("read", operands["calibration"] * line_words, CALIBRATION_LINES * line_words)
+    assert bench.memory.requests == [calibration_read]
     assert bench.scratch.read.transfers == [] and bench.core.queries == []
     bench.go.send_nowait([0])
     await bench.ends()
-    bench.compare([operands], before, 0)
+    bench.compare(before, 0, 1)
     assert bench.core.first_query - bench.go.transfers[0] == MhaEngine.LATENCY
+    at, part = operands["state"] * line_words, -(-GROUPS // 16) * line_words
+    history, recent, votes = (-(-sums * 4 // bench.memory.word_bytes) for sums in (records, records + 2, tokens))
+    sums = [(at + part, recent), (at + 2 * part, votes)]
+    expected = [("read", at, history), *(("read", *one) for one in sums), *(("write", *one) for one in sums)]
+    assert bench.memory.requests == [calibration_read, *expected]
     await bench.end()
+
+
+@cocotb.test()
+async def runs_ahead_of_the_core(dut):
+    """A core that works on each query for a time never waits for the next one."""
+    pace = 3 * CONFIG.mha.q_heads * DIM + 2000
+    bench = Bench(dut, latency=40, pace=pace)
+    await start(dut)
+    records = min(62, GROUPS - 2)
+    jobs = [bench.operands(use_state=1, records=records, tokens=TOKENS + 9, load_calibration=1) for _ in range(5)]
+    await bench.check(jobs)
+    given, handed = bench.core.given, bench.core.handed
+    assert given == [given[0] + pace * n for n in range(len(jobs))]
+    assert all(handed[n + 1] < given[n] for n in range(1, len(jobs) - 1)), (given, handed)
+    await bench.end()
+
+
+async def stays_stopped(bench: Bench) -> None:
+    """No further command is taken; what the core still gives is."""
+    before = bench.snapshot()
+    taken = len(bench.command.transfers)
+    bench.give(opcode=Opcode.NOP)
+    await bench.done.expect_nothing(300)
+    assert len(bench.command.transfers) == taken and bench.core.idle
+    assert bench.snapshot()[0] == before[0]
+
+
+OPERAND_FAULTS: dict[str, tuple[dict[str, int], Error]] = {
+    "no groups": ({"records": 0, "tokens": 0}, Error.LENGTH),
+    "too many records": ({"records": GROUPS + 1, "tokens": 0}, Error.LENGTH),
+    "too many tokens": ({"records": 1, "tokens": (GROUPS - 1) * TOKENS + 1}, Error.LENGTH),
+    "most tokens": ({"records": (1 << 20) - 1, "tokens": (1 << 21) - 1}, Error.LENGTH),
+    "source behind the scratchpad": ({"source": SCRATCH - ROW_WORDS + 1}, Error.SCRATCHPAD),
+    "target behind the scratchpad": ({"target": SCRATCH - ROW_WORDS + 1}, Error.SCRATCHPAD),
+    "wrapping source": ({"source": (1 << 20) - 1}, Error.SCRATCHPAD),
+    "magnitude behind the scratchpad": ({"target_magnitude": CONFIG.control.scratch_rows}, Error.SCRATCHPAD),
+}
+LINES = 1 << CONFIG.cache.addr_bits - 6
+if LINES < 1 << 32:
+    OPERAND_FAULTS |= {
+        "state behind the address bits": ({"state": LINES - STATE_LINES + 1, "use_state": 1}, Error.ADDRESS),
+        "last state": ({"state": (1 << 32) - 1, "use_state": 1}, Error.ADDRESS),
+        "calibration behind the address bits": (
+            {"calibration": LINES - CALIBRATION_LINES + 1, "load_calibration": 1},
+            Error.ADDRESS,
+        ),
+    }
+
+
+@cocotb.test()
+async def refuses_what_cannot_be_done(dut):
+    """Nothing is asked for; the commands before end well."""
+    bench = Bench(dut, "random", 10, pace=300)
+    await start(dut)
+    for name, (operands, error) in OPERAND_FAULTS.items():
+        cocotb.log.info("%s", name)
+        before = bench.snapshot()
+        bench.give(**bench.operands())
+        bench.give(**bench.operands(**operands))
+        await bench.ends()
+        bench.compare(before, 0, 1)
+        requests = list(bench.memory.requests)
+        await bench.ends(error)
+        await stays_stopped(bench)
+        assert bench.memory.requests == requests and len(bench.core.queries) == 1
+        await bench.restart(dut)
+    for opcode in (Opcode.PROJECT, Opcode.APPEND, 200):
+        bench.give(opcode=opcode)
+        await bench.ends(Error.OPCODE, opcode)
+        await bench.restart(dut)
+    bench.give(opcode=Opcode.NOP)
+    bench.give(**bench.operands())
+    bench.give(opcode=Opcode.NOP)
+    for _ in range(3):
+        await bench.ends()
+    await bench.end()
+
+
+@cocotb.test()
+async def reports_faults_of_the_core(dut):
+    """Each in its turn, with its group; nothing is written after it, and what is under way ends."""
+    bench = Bench(dut, "random", 10, pace=100)
+    await start(dut)
+    for fault in (Fault.SALIENT_COUNT, Fault.MEMORY, Fault.EMPTY):
+        before, group = bench.snapshot(), bench.draw.getrandbits(20)
+        bench.core.faults = {1: (fault, group)}
+        few = {"use_state": 1, "records": 2, "tokens": TOKENS + 1}
+        bench.give(**bench.operands(**few, target=HALF + ROW_WORDS, state=STATE_AT))
+        for _ in range(3):
+            bench.give(**bench.operands(**few, target=HALF))
+        await bench.ends()
+        memory = bench.memory.content[:]
+        if fault is Fault.MEMORY:
+            await bench.ends(Error.MEMORY)
+        else:
+            await bench.ends(Error.ATTENTION, fault.value | group << 3)
+        await cycles(dut, 400)
+        await stays_stopped(bench)
+        bench.scratch.words[HALF : HALF + ROW_WORDS] = before[1][HALF : HALF + ROW_WORDS]
+        bench.scratch.magnitudes = dict(before[2])
+        row, op = bench.core.results[0], bench.given[0]
+        length = int(magnitude(half_up(row.outputs, op["out_shift"])))
+        at = op["target_magnitude"]
+        bench.scratch.magnitudes[at] = length if op["first"] else max(length, before[2][at])
+        bench.compare(before, 0, 1)
+        assert bench.memory.content == memory
+        bench.core.faults = {}
+        await bench.restart(dut)
+    await bench.check([bench.operands()])
+
+
+@cocotb.test()
+@cocotb.parametrize(which=["calibration", "history", "recent", "votes"])
+async def reports_words_that_memory_refuses(dut, which):
+    """In their turn, as outside the window where they are; sums of such a state are not written."""
+    bench = Bench(dut, "random", 10)
+    await start(dut)
+    line_words, part = LINE_BYTES // bench.memory.word_bytes, -(-GROUPS // 16)
+    state = {"use_state": 1, "records": 3, "tokens": TOKENS + 2, "state": STATE_AT}
+    places = {
+        "calibration": ("calibration", 0),
+        "history": ("state", 0),
+        "recent": ("state", part),
+        "votes": ("state", 2 * part),
+    }
+    name, line = places[which]
+    for outside in (False, True):
+        jobs = [bench.operands(use_state=0, load_calibration=0), bench.operands(**state, load_calibration=1)]
+        if outside:
+            jobs[1][name] = WINDOW // LINE_BYTES - line
+        else:
+            bench.memory.bad = {(jobs[1][name] + line) * line_words}
+        before = bench.snapshot()
+        for operands in jobs:
+            bench.give(**operands)
+        await bench.ends()
+        await bench.ends(Error.ADDRESS if outside else Error.MEMORY)
+        await cycles(dut, 400)
+        await stays_stopped(bench)
+        assert bench.memory.content == before[0]
+        bench.memory.bad = set()
+        await bench.restart(dut)
+    await bench.check([bench.operands(**state)])
+
+
+@cocotb.test()
+async def reports_writes_that_memory_refuses(dut):
+    bench = Bench(dut, "random", 10, pace=800)
+    await start(dut)
+    line_words, part = LINE_BYTES // bench.memory.word_bytes, -(-GROUPS // 16)
+    for line in (part, 2 * part):
+        operands = bench.operands(use_state=1, state=STATE_AT, records=3, tokens=TOKENS + 2)
+        for _ in range(2):
+            bench.give(**operands)
+        await bench.ends()
+        await cycles(dut, 500)
+        bench.memory.bad = {(STATE_AT + line) * line_words}
+        await bench.ends(Error.MEMORY)
+        await stays_stopped(bench)
+        bench.memory.bad = set()
+        await bench.restart(dut)
+    await bench.check([bench.operands()])
+
+
+@cocotb.test()
+async def works_after_reset_during_traffic(dut):
+    bench = Bench(dut, "random", 10)
+    await start(dut)
+    for wait in (3, 20, 60, 150, 350, 700, 1000):
+        for _ in range(6):
+            bench.give(**bench.operands(records=min(GROUPS - 2, 9), load_calibration=1))
+        await cycles(dut, wait)
+        await bench.restart(dut)
+        await bench.check([bench.operands(load_calibration=1) for _ in range(2)])
+        await bench.end()

@@ -16,12 +16,20 @@ from rtl.hcap.mass_bank import SUMS_OF_A_LINE
 __all__ = ["AttendCheck", "StateLines", "calibration_lines", "row_words"]
 
 _CALIBRATION_BYTES = 8
+#: of a request of memory
+_MOST_WORDS = (1 << 16) - 1
 
 
 class StateLines:
-    """Lines of a state: the second and the third of its parts begin at ``recent`` and ``votes``, it ends at ``end``."""
+    """Lines of a state: the second and the third of its parts begin at ``recent`` and ``votes``, it ends at ``end``.
+
+    Raises `ValueError` for a part that is longer than a request of memory may be.
+    """
 
     def __init__(self, config: AcceleratorConfig) -> None:
+        words = -(-config.mha.max_groups * ELEMENT_BITS // config.dsq.bus_bits)
+        if words > _MOST_WORDS:
+            raise ValueError(f"mha.max_groups must fit in {_MOST_WORDS} words of the bus, not {words!r}")
         self.recent = -(-config.mha.max_groups // SUMS_OF_A_LINE)
         self.votes = 2 * self.recent
         self.end = self.votes + 2 * config.dsq.group_tokens // SUMS_OF_A_LINE
@@ -95,6 +103,3 @@ class AttendCheck(wiring.Component):
         with m.Elif(scratchpad):
             m.d.sync += ended.error.eq(Error.SCRATCHPAD)
         return m
-
-
-assert ELEMENT_BITS * SUMS_OF_A_LINE == 8 * LINE_BYTES

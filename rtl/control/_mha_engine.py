@@ -25,8 +25,6 @@ __all__ = ["MhaEngine"]
 
 #: commands that the core works on, and one that waits
 _TASKS = 5
-#: words of a request of memory
-_MOST_WORDS = (1 << 16) - 1
 #: users of the read port
 CALIBRATION, HISTORY, SUMS = range(3)
 
@@ -66,9 +64,6 @@ class MhaEngine(wiring.Component):
 
     def __init__(self, config: AcceleratorConfig) -> None:
         self.config = config
-        words = -(-config.mha.max_groups * 32 // config.dsq.bus_bits)
-        if words > _MOST_WORDS:
-            raise ValueError(f"the history of all groups must have at most {_MOST_WORDS} words, not {words!r}")
         memory = AxiConfig(data_bits=config.dsq.bus_bits, addr_bits=config.cache.addr_bits, max_burst=1, depths=(1,))
         self._reads, self._scans = ReadOrder(memory, 3), ScanLists(config, memory)
         self._calibrations, self._rows = CalibrationReader(config, memory), RowReader(config)
