@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from golden.calibrate import ModelCalibration, calibration_for, fixed_rows
 from golden.decoder import DecoderLayer
-from golden.errors import UserError
 from golden.integer_model import IntegerLayer, fixed_angles, fixed_residuals
 from golden.model import Model, Prefill, prefill, texts
 from golden.model.attention import BLOCK_TOKENS, causal_attention
@@ -18,7 +17,7 @@ from golden.state import HeadState
 from rtl.config import AcceleratorConfig
 from sim.workloads import joined_rows, joined_votes
 
-__all__ = ["Batch", "BatchMaker", "settings_for"]
+__all__ = ["Batch", "BatchMaker", "longest_context", "settings_for"]
 
 
 def settings_for(config: AcceleratorConfig) -> KvoSettings:
@@ -38,6 +37,11 @@ class Batch:
     positions: NDArray[np.int64]
 
 
+def longest_context(model: Model) -> int:
+    """Tokens that a sequence has at most, new ones included: a text of each kind, one behind the other."""
+    return model.config.context_length * (len(texts.names()) + 1)
+
+
 class BatchMaker:
     """Makes batches of one layer of a model; texts take turns, and every further turn is one token shorter.
 
@@ -46,8 +50,6 @@ class BatchMaker:
     """
 
     def __init__(self, config: AcceleratorConfig, model: Model, layer: int, *, progress: bool = False) -> None:
-        if not 0 <= layer < model.config.layers:
-            raise UserError(f"--layers must be from 0 to {model.config.layers - 1}, not {layer}")
         self.config, self.model, self.layer, self.progress = config, model, layer, progress
         self.settings = settings_for(config)
         self.calibration: ModelCalibration = calibration_for(model, self.settings, progress=progress)
@@ -86,8 +88,6 @@ class BatchMaker:
             return [prefill(self.model, name, size, progress=self.progress)]
         names = [texts.CALIBRATION, *(other for other in texts.names() if other != name), name]
         parts = -(-tokens // longest)
-        if parts > len(names):
-            raise UserError(f"a context must be at most {longest * len(names)} tokens, not {tokens}")
         return [prefill(self.model, other, longest, progress=self.progress) for other in names[len(names) - parts :]]
 
     def _heads(self, name: str, samples: list[Prefill], context: int, steps: int, *, dense: bool) -> list[HeadState]:

@@ -134,15 +134,9 @@ def real_plan(contexts: Sequence[int], steps: int) -> tuple[AcceleratorConfig, P
     return config, plan_for("smollm2", program, after, outputs, limit=60_000_000), program.lines
 
 
+@pytest.mark.nightly
 @launch.simulators("verilator")
-@pytest.mark.parametrize(
-    ("contexts", "steps"),
-    [
-        pytest.param((127,), 1, id="close"),
-        pytest.param((0, 30, 63, 100, 127), 130, id="long", marks=pytest.mark.nightly),
-    ],
-)
-def test_decodes_a_real_layer(simulator, tmp_path, contexts, steps):
-    """Sequences of different lengths, through closes of groups; in the short run one group becomes a record."""
-    config, plan, lines = real_plan(contexts, steps)
+def test_decodes_a_real_layer(simulator, tmp_path):
+    """130 tokens of each of five sequences of different lengths, through closes of groups."""
+    config, plan, lines = real_plan((0, 30, 63, 100, 127), 130)
     run(config, [plan], lines, simulator, tmp_path, "decodes", part="ddr4-2400", latency=20)
