@@ -39,7 +39,7 @@ def test_attends_with_other_words_in_the_scratchpad(simulator, row_lanes):
 @launch.simulators("verilator")
 @pytest.mark.parametrize("name", ["smollm2", "llama2-7b"])
 def test_attends(simulator, name):
-    run(name, simulator, commands=10)
+    run(name, simulator, commands=6)
 
 
 def test_rejects_more_groups_than_a_request_has_words():
