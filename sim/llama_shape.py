@@ -148,9 +148,12 @@ class ShapeMaker:
         if tokens > self.longest:
             raise UserError(f"a context must be at most {self.longest} tokens, new ones included, not {tokens}")
         names = [texts.CALIBRATION, *(other for other in texts.names() if other != name), name]
-        return [prefill(self.model, n, longest, progress=self.progress) for n in names[-(-(-tokens // longest)) :]]
+        needed = -(-tokens // longest)
+        return [prefill(self.model, n, longest, progress=self.progress) for n in names[len(names) - needed :]]
 
-    def head(self, name: str, samples: Sequence[Prefill], first: int, context: int, h: int, *, dense: bool) -> HeadState:
+    def head(
+        self, name: str, samples: Sequence[Prefill], first: int, context: int, h: int, *, dense: bool
+    ) -> HeadState:
         """The cache of KV head h with so many tokens of the samples from the ``first`` on."""
         n = self.settings.group_tokens
         whole = 0 if dense else context // n * n
@@ -175,9 +178,7 @@ class ShapeMaker:
     def _rows(self, samples: Sequence[Prefill], h: int, span: slice) -> Any:
         """INT16 rows of K and V of a KV head."""
         parts = [
-            np.concatenate(
-                [joined_rows([getattr(s, n) for s in samples], *m)[span] for m in self._members(h)], axis=1
-            )
+            np.concatenate([joined_rows([getattr(s, n) for s in samples], *m)[span] for m in self._members(h)], axis=1)
             for n in "kv"
         ]
         return fixed_rows(self.calibration, 0, h, *parts)
@@ -197,6 +198,15 @@ class ShapeMaker:
             q = np.concatenate([every[m] for m in self._members(h)], axis=1)
             rows.append(to_fixed(q * scale, int(self.calibration.q_fraction[0, h])))
         return np.stack(rows)
+
+    def query(self, name: str, context: int, h: int) -> tuple[HeadState, NDArray[np.int16]]:
+        """The cache of KV head h in which the token behind a context is, too, and that token's query ``[head_dim]``."""
+        samples = self.samples(name, context + 1)
+        first = self.first(samples, context + 1)
+        state = self.head(name, samples, first, context, h, dense=False)
+        self._loaded.clear()
+        state.append(*self._rows(samples, h, slice(first + context, first + context + 1)))
+        return state, self.queries(name, samples, context, 1)[h, 0]
 
     def make(self, contexts: Sequence[int], steps: int, *, kv: str, fused: bool) -> Batch:
         """A batch with a sequence for each of the ``contexts``, in tokens that are cached before the first step."""
