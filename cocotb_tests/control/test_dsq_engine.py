@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from cocotb_tests.lib import launch
 from rtl.config import AcceleratorConfig, DsqConfig, MhaConfig, preset
 from rtl.control._dsq_engine import DsqEngine
@@ -48,6 +50,7 @@ def geometry(row_lanes: int, **dsq: int) -> AcceleratorConfig:
     )
 
 
+@pytest.mark.nightly
 @launch.simulators("icarus")
 def test_matches_golden_with_wide_beats(simulator):
     """Beats of four bus words, words of the scratchpad of two beats, rows that do not fill them."""
@@ -55,6 +58,7 @@ def test_matches_golden_with_wide_beats(simulator):
     run(config, simulator, groups=1, tests=SOME)
 
 
+@pytest.mark.nightly
 @launch.simulators("icarus")
 def test_matches_golden_with_narrow_beats(simulator):
     """Words of the bus of two beats, the last one of a row not full, words of the scratchpad of one element."""

@@ -39,6 +39,7 @@ def test_matches_golden(simulator):
     run(simulator, small(row_lanes=2), FEW if simulator == "icarus" else None)
 
 
+@pytest.mark.nightly
 @launch.simulators("verilator")
 @pytest.mark.parametrize(
     "config",

@@ -29,6 +29,7 @@ def test_attends_in_the_smallest_geometry(simulator):
     run("tiny", simulator, commands=4)
 
 
+@pytest.mark.nightly
 @launch.simulators("icarus")
 @pytest.mark.parametrize("row_lanes", [1, 4, 64])
 def test_attends_with_other_words_in_the_scratchpad(simulator, row_lanes):
@@ -37,7 +38,7 @@ def test_attends_with_other_words_in_the_scratchpad(simulator, row_lanes):
 
 
 @launch.simulators("verilator")
-@pytest.mark.parametrize("name", ["smollm2", "llama2-7b"])
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("llama2-7b", marks=pytest.mark.nightly)])
 def test_attends(simulator, name):
     run(name, simulator, commands=6)
 

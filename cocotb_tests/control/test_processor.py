@@ -25,12 +25,12 @@ def run(simulator: str, sizes: dict[str, Any], *, commands: int) -> None:
 
 
 @launch.simulators("icarus")
-@pytest.mark.parametrize("sizes", [TINY, FEW], ids=["tiny", "few"])
+@pytest.mark.parametrize("sizes", [TINY, pytest.param(FEW, marks=pytest.mark.nightly)], ids=["tiny", "few"])
 def test_runs_rings_in_small_geometries(simulator, sizes):
     run(simulator, sizes, commands=40)
 
 
 @launch.simulators("verilator")
-@pytest.mark.parametrize("sizes", [ODD, MOST], ids=["odd", "most"])
+@pytest.mark.parametrize("sizes", [ODD, pytest.param(MOST, marks=pytest.mark.nightly)], ids=["odd", "most"])
 def test_runs_rings(simulator, sizes):
     run(simulator, sizes, commands=120)

@@ -221,5 +221,6 @@ class StateUpdate(wiring.Component):
     def _strobes(self, last: Value) -> Value:
         """The bytes of the entries that are to be changed, in the ``last`` word or another one."""
         tail = self.groups[: ceil_log2(self.lanes)]
-        lanes = [~last | (tail == 0) | (tail > n) for n in range(self.lanes)]
+        beyond = [tail > n if n < self.lanes - 1 else 0 for n in range(self.lanes)]  # the last one only if all are
+        lanes = [~last | (tail == 0) | more for more in beyond]
         return Cat(lane[0].replicate(HISTORY_BITS // 8) for lane in lanes)
