@@ -1,5 +1,6 @@
 """Verilog emission and yosys scripts, run by the yosys library in the `pyosys` wheel."""
 
+import gc
 import re
 import subprocess
 import sys
@@ -96,6 +97,8 @@ class _SharedInstance(wiring.Component):
 def _modules(component: wiring.Component, name: str) -> list[str]:
     """RTLIL of a component, and of what it shares."""
     token = _design.set((name, {}))
+    collects = gc.isenabled()
+    gc.disable()  # it would go through millions of objects again and again, none of which is garbage
     try:
         texts, done = [rtlil.convert(component, name=name)], set[str]()
         shared = _design.get()[1]
@@ -105,6 +108,8 @@ def _modules(component: wiring.Component, name: str) -> list[str]:
         return texts
     finally:
         _design.reset(token)
+        if collects:
+            gc.enable()
 
 
 def verilog(component: wiring.Component, name: str = "top") -> str:
