@@ -130,7 +130,7 @@ class Epilogue(wiring.Component):
         beat = self.i.payload
         m.submodules[f"silu_{n}"] = silu = Silu()
         m.submodules[f"scaled_{n}"] = scaled = Delay(data.ArrayLayout(signed(32), 2), cycles=Silu.latency)
-        m.submodules[f"pair_{n}"] = pair = PairProducts()
+        m.submodules[f"products_{n}"] = pair = PairProducts()
         for k in range(2):
             column = 2 * n + k
             m.submodules[f"column_{column}"] = scale = ColumnScale(self.acc_bits)
