@@ -1,13 +1,22 @@
 """Configs of the hardware: geometries that are refused, presets, TOML files."""
 
 import re
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
 from golden.errors import UserError
 from golden.settings import default_settings
-from rtl.config import PRESETS, AcceleratorConfig, CacheConfig, DsqConfig, MhaConfig, load_config, preset
+from rtl.config import (
+    PRESETS,
+    AcceleratorConfig,
+    CacheConfig,
+    ControlConfig,
+    DsqConfig,
+    MhaConfig,
+    load_config,
+    preset,
+)
 
 
 @pytest.mark.parametrize(
@@ -191,3 +200,41 @@ def test_unreadable_files_are_named(tmp_path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"^config '.*' is not valid TOML: "):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("table", "changes", "message"),
+    [
+        ("cache", {"read_ports": 4}, "cache.read_ports must be gemm.cores+4=6, not 4"),
+        ("cache", {"write_ports": 2}, "cache.write_ports must be 3, not 2"),
+        ("gemm", {"columns": 8}, "gemm.columns must be from bus_bits/64=2 to bus_bits/8=4, not 8"),
+        ("gemm", {"row_lanes": 1}, "gemm.row_lanes must be at least 2*gemm.pairs=2, not 1"),
+        ("gemm", {"row_lanes": 32}, "gemm.row_lanes must divide dsq.head_dim=16, not 32"),
+        ("mha", {"max_groups": 65536}, "mha.max_groups must be at most 65535, not 65536"),
+    ],
+)
+def test_parts_of_the_accelerator_must_fit(table, changes, message):
+    base = preset("tiny")
+    changed = replace(base, **{table: replace(getattr(base, table), **changes)})
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        changed.check_accelerator()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_accelerators(name):
+    preset(name).check_accelerator()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scratch_words": 15}, "scratch_words must be from 16 to 1048576, not 15"),
+        ({"scratch_rows": 0}, "scratch_rows must be from 1 to 65536, not 0"),
+        ({"semaphores": 257}, "semaphores must be from 1 to 256, not 257"),
+        ({"queue_depth": 1}, "queue_depth must be from 2 to 16, not 1"),
+        ({"event_depth": 3}, "event_depth must be a power of two from 2 to 4096, not 3"),
+    ],
+)
+def test_control_refuses_impossible_sizes(changes, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        ControlConfig(**changes)

@@ -273,6 +273,8 @@ class AcceleratorConfig:
         _require(fits, f"gemm.columns must be from bus_bits/64={max(2, bus // 64)} to bus_bits/8={bus // 8}", g.columns)
         _require(lanes >= 2 * g.pairs, f"gemm.row_lanes must be at least 2*gemm.pairs={2 * g.pairs}", lanes)
         _require(d.head_dim % lanes == 0, f"gemm.row_lanes must divide dsq.head_dim={d.head_dim}", lanes)
+        most = ((1 << 16) - 1) * bus // 32
+        _require(self.mha.max_groups <= most, f"mha.max_groups must be at most {most}", self.mha.max_groups)
         most = (1 << 16) * bus // step - 8
         _require(g.max_k <= most, f"gemm.max_k must be at most {most}", g.max_k)
 
