@@ -170,13 +170,13 @@ def simulate(
 
     lines: of 64 bytes, the memory's. Raises `DifferenceError` at the first difference, or when a queue stops.
     """
-    folder = folder.resolve()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     try:
         memory = dram_for(config, lines, **dram)
     except ValueError as error:
         raise UserError(str(error)) from None
+    folder = folder.resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     makers: dict[int, ShapeMaker] = {}
     made = []
     for point in tqdm(points, desc="golden", unit="layer", disable=not progress):
