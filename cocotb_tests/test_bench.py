@@ -52,6 +52,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.nightly
 def test_real_layer(tmp_path):
     """Layer 0 of SmolLM2, three sequences of which one closes a group that makes a record; bits are golden's."""
     model = load_model()

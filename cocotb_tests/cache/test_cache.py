@@ -49,7 +49,7 @@ def test_smallest_geometry(simulator):
 
 
 @launch.simulators("verilator")
-@pytest.mark.parametrize("part", ["ddr4-2400", "sdr-133"])
+@pytest.mark.parametrize("part", ["ddr4-2400", pytest.param("sdr-133", marks=pytest.mark.nightly)])
 def test_odd_geometry_on_timed_memory(simulator, part):
     run(ODD, simulator, {"part": part})
 

@@ -30,7 +30,8 @@ def test_runs_rings_in_small_geometries(simulator, sizes):
     run(simulator, sizes, commands=40)
 
 
+@pytest.mark.nightly
 @launch.simulators("verilator")
-@pytest.mark.parametrize("sizes", [ODD, pytest.param(MOST, marks=pytest.mark.nightly)], ids=["odd", "most"])
+@pytest.mark.parametrize("sizes", [ODD, MOST], ids=["odd", "most"])
 def test_runs_rings(simulator, sizes):
     run(simulator, sizes, commands=120)
