@@ -69,7 +69,7 @@ def test_real_layer(tmp_path):
         assert {event[2] for event in row["events"]} <= {0, 1, 2}
     assert kvo["read_bytes"]["groups"] > 0 and dense["read_bytes"]["groups"] == 0
     lines = table(rows)
-    assert len(lines) == 3 and lines[1].endswith(" 1.00x")
+    assert len(lines) == 3 + 2 * 5 and lines[1].endswith(" 1.00x")
     record = {"preset": "smollm2", "config": config.to_dict(), "batch": 3, "context": 127, "steps": 1, "runs": rows}
     write_html(record, tmp_path / "report.html")
     write_trace(record, tmp_path / "trace.json")

@@ -229,7 +229,7 @@ def figures(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Lines: every run, with ratios against the first."""
+    """Lines: every run, with ratios against the first; then of each run who was busy, and bytes by requester."""
     width = max(len(row["name"]) for row in rows)
     lines = [
         f"{'run':{width}}      cycles  tokens/Mcycle  port busy  DRAM bus   MHA busy  GEMM busy  arrays    MB read  "
@@ -245,6 +245,12 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
             f"{sum(row['read_bytes'].values()) / 1e6:9.3f}  {sum(row['write_bytes'].values()) / 1e6:10.3f}  "
             f"{ratio:9.2f}x"
         )
+    for row in rows:
+        busy = ", ".join(f"{name} {100 * share:.1f}%" for name, share in row["utilization"].items())
+        lines += ["", f"{row['name']}: cycles with a command; bytes by requester", f"  busy     {busy}"]
+        for way in ("read", "write"):
+            moved = ", ".join(f"{name} {count:,}" for name, count in row[f"{way}_bytes"].items() if count)
+            lines.append(f"  {way:7}  {moved}")
     return lines
 
 
