@@ -299,7 +299,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--config", metavar="FILE", help="TOML file; a key 'preset' in it names what it starts from")
     parser.add_argument("-o", "--output", metavar="DIR", help="directory for the files, made if it does not exist")
     parser.add_argument(
-        "--block", metavar="NAME", action="append", help="this block in place of accelerator; may be given several times"
+        "--block", metavar="NAME", action="append", help="this block, not the accelerator; may be given several times"
     )
     parser.add_argument("--all", action="store_true", help="all blocks, each in a file of its own")
     return parser
