@@ -128,7 +128,7 @@ def real_plan(contexts: Sequence[int], steps: int) -> tuple[AcceleratorConfig, P
     config = replace(base, cache=replace(base.cache, **pages))
     batch = BatchMaker(config, load_model(), 0).make(contexts, steps, kv="dsq+hcap", fused=True)
     after = copy.deepcopy(batch.decoder)
-    program = compile_layer(config, batch.decoder, batch.x, positions=batch.positions)
+    program = compile_layer(config, batch.decoder, batch.x, positions=batch.positions, schedule="serial")
     everyone = range(len(contexts))
     outputs = [after.step(everyone, *given).out for given in zip(batch.x, batch.positions, strict=True)]
     return config, plan_for("smollm2", program, after, outputs, limit=60_000_000), program.lines
