@@ -39,6 +39,8 @@ VERILATOR_ARGUMENTS = [
     "--output-split-cfuncs",
     "500",
 ]
+# What Verilator and the compiler write on the way to the executable: near 200 MB for a build of the accelerator.
+VERILATOR_INTERMEDIATES = frozenset((".a", ".cpp", ".d", ".gch", ".h", ".mk", ".o"))
 DUMP_MODULE = """\
 module kvo_dump;
   initial begin
@@ -132,6 +134,9 @@ def build(sources: Sequence[Path], *, toplevel: str, simulator: str, directory: 
                 )
         except (RuntimeError, SystemExit) as error:
             raise SimulationError(f"{simulator} could not build {toplevel}: {error}\n{_tail(log)}") from None
+        for file in directory.iterdir():
+            if simulator == "verilator" and file.suffix in VERILATOR_INTERMEDIATES:
+                file.unlink()
         stamp.touch()
 
 
