@@ -1,0 +1,81 @@
+"""What boards with DRAM have in common: the Soc, LiteDRAM's controller, and how they are connected."""
+
+from pathlib import Path
+from typing import Any
+
+from amaranth.hdl import ClockSignal, Instance, Module, ResetSignal, Signal, Value
+
+from fpga.dram import Controller, ControllerConfig
+from fpga.soc import MODULE, Soc
+from rtl.build import block_named, emit
+from rtl.cache.cache import KvCache
+from rtl.config import preset
+from rtl.gemm.array import WEIGHT_BITS
+from rtl.link.host_link import LinkConfig
+
+__all__ = ["MemoryDesign"]
+
+_TECHMAP = Path(__file__).resolve().parent / "ecp5_multiplier.v"
+
+
+class MemoryDesign:
+    """Soc and controller for a preset, without clocks and pins.
+
+    Parameters
+    ----------
+    preset_name : of the accelerator
+    memory : one of `fpga.dram.MEMORIES`
+    clock_hz, baud : of the design and of the serial line
+    """
+
+    #: modules whose cells are counted on their own
+    BLOCKS = ("attention_core", "attention_cache", "gemm", "mha", "dsq", "dma", "processor", "scratchpad", "registers")
+
+    def __init__(self, preset_name: str, *, memory: str, clock_hz: int, baud: int) -> None:
+        self.config = config = preset(preset_name)
+        self.link = LinkConfig(clock_hz=clock_hz, baud=baud)
+        self.accelerator, _ = emit(block_named("accelerator"), config)
+        bits = config.dsq.bus_bits
+        id_bits = KvCache.axi_configs(config)[0].id_bits
+        self.controller = Controller.generate(
+            ControllerConfig(memory=memory, clock_hz=clock_hz, data_bits=bits, id_bits=id_bits)
+        )
+        self.soc = Soc(config, self.link, self.controller.memory_bytes)
+
+    def files(self, cells: str) -> dict[str, str]:
+        """Verilog beside the Soc's, by file name; ``cells`` as in `fpga.dram.CELLS`."""
+        return {
+            f"{MODULE}.v": self.accelerator,
+            f"{self.controller.name}.v": self.controller.verilog,
+            "dram_cells.v": self.controller.cells(cells),
+        }
+
+    def commands(self) -> list[str]:
+        """Of yosys, for an ECP5, before synthesis: multipliers as DSP blocks, and blocks that keep their boundaries."""
+        gemm = self.config.gemm
+        kept = " ".join(f"{MODULE}_{block}" for block in self.BLOCKS)
+        return [
+            "chtype -set kvo_multiplier t:*_core_array_multiplier_*",
+            f"setparam -set A_BITS {gemm.act_bits} -set B_BITS {WEIGHT_BITS} t:kvo_multiplier",
+            f"techmap -map {_TECHMAP}",
+            "rename -hide w:*",
+            f"setattr -mod -set keep_hierarchy 1 {kept} {self.controller.name} top.soc.link",
+        ]
+
+    def connect(self, m: Module, pins: dict[str, Any]) -> None:
+        """Add Soc and controller. ``pins``: of the controller, by port, and its clocks but ``clk``."""
+        m.submodules.soc = soc = self.soc
+        ports: dict[str, Any] = {"i_clk": ClockSignal(), "i_rst": ResetSignal()}
+        buses = {"axi": soc.axi, "host": soc.dram, "ctrl": soc.controller}
+        for port in self.controller.ports:
+            name, value = f"{port.direction}_{port.name}", pins.get(port.name)
+            bus, _, member = port.name.partition("_")
+            if value is None and bus in buses:
+                value = getattr(buses[bus], member)
+                if port.direction == "i" and len(value) != port.width:
+                    value = Value.cast(value)[: port.width]
+            if value is not None:
+                ports[name] = value
+            elif port.direction == "o":
+                ports[name] = Signal(port.width, name=port.name)
+        m.submodules.controller = Instance(self.controller.name, **ports)
