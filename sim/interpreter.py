@@ -130,6 +130,10 @@ class Interpreter:
         steps, n = range(self.program.steps), range(len(self.sequences))
         return np.stack([[self.output(step, i) for i in n] for step in steps])
 
+    def carry_out(self, queue: str, command: Command) -> None:
+        """One command, whose waits are satisfied, from beginning to end; raises `ProgramError` when it is wrong."""
+        self._begin(queue, command)()
+
     def output(self, step: int, sequence: int) -> NDArray[np.int32]:
         """Residuals in memory."""
         hidden = self.program.hidden

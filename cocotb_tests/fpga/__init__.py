@@ -1,0 +1,1 @@
+"""Tests of boards: memory controller, host, self test."""

@@ -1,0 +1,147 @@
+"""Test of a board, real or simulated: real heads and weights through its accelerator, bit for bit against golden.
+
+`python -m fpga.selftest --port /dev/ttyUSB0 --board ulx3s-85f`
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fpga import dram
+from fpga.boards import board_named, board_names
+from fpga.client import Client
+from fpga.dram import MEMORIES, Controller, ControllerConfig
+from fpga.host import BoardInformation
+from fpga.selftest_run import RANDOM_WORDS, Row, prepare, run
+from golden.errors import UserError, main_guard
+from rtl.build import CommandParser, fix_hashes
+from rtl.cache.cache import KvCache
+from rtl.config import PRESETS, AcceleratorConfig, load_config, preset
+
+__all__ = ["main", "report", "table"]
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Lines, one for each part."""
+    lines = ["part    words compared  mismatches       cycles   link bytes  seconds  what"]
+    for row in rows:
+        cycles = f"{row.cycles:,}" if row.cycles else "-"
+        counts = f"{row.words:14,}  {row.mismatches:10,}  {cycles:>11}  {row.link_bytes:11,}"
+        lines.append(f"{row.part:7} {counts}  {row.seconds:7.2f}  {row.what}")
+    return lines
+
+
+def _controller(config: AcceleratorConfig, memory: str) -> Callable[[Any, BoardInformation], None]:
+    """Initializes a board's DRAM controller."""
+
+    def initialize(link: Any, board: BoardInformation) -> None:
+        id_bits = KvCache.axi_configs(config)[0].id_bits
+        try:
+            given = ControllerConfig(
+                memory=memory, clock_hz=board.clock_hz, data_bits=config.dsq.bus_bits, id_bits=id_bits
+            )
+        except ValueError as error:
+            raise UserError(f"--memory {memory} does not suit this board: {error}") from None
+        dram.initialize(link, Controller.generate(given))
+
+    return initialize
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="python -m fpga.selftest",
+        description="Tests a board: DRAM, then keys and values, queries and weights of SmolLM2 through its "
+        "accelerator. Everything that comes back is compared with the golden model, bit for bit.",
+        epilog="cycles: counted by the accelerator, of the part's slowest core. Exit code: 0 when all is equal, 1 when "
+        "the board is faulty, 2 for impossible options or another board.",
+    )
+    port = parser.add_mutually_exclusive_group(required=True)
+    port.add_argument("--port", metavar="PORT", help="/dev/ttyUSB0, or socket://localhost:PORT")
+    port.add_argument("--simulate", action="store_true", help="a simulated board, down to the pins of UART and SDRAM")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--board", metavar="NAME", help="one of " + ", ".join(board_names()))
+    what.add_argument("--preset", metavar="NAME", help="of its accelerator: one of " + ", ".join(PRESETS))
+    what.add_argument("--config", metavar="FILE", help="TOML file of its accelerator")
+    parser.add_argument("--memory", choices=list(MEMORIES), default="sdr-32mb", help="its DRAM (default: %(default)s)")
+    parser.add_argument("--baud", type=int, metavar="N", help="of the port (default: the board's, or 3000000)")
+    parser.add_argument("--timeout", type=float, metavar="S", help="for an answer (default: 1, simulated 60)")
+    parser.add_argument("--groups", type=int, metavar="N", help="records per head (default: 4, simulated 2)")
+    parser.add_argument("--heads", type=int, default=2, metavar="N", help="KV heads (default: %(default)s)")
+    parser.add_argument("--steps", type=int, metavar="N", help="queries per head (default: 3, simulated 2)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    return parser
+
+
+def _choices(args: argparse.Namespace) -> AcceleratorConfig:
+    """The accelerator; options that were not given get their defaults."""
+    if args.config:
+        config = load_config(args.config)
+    elif args.board:
+        board = board_named(args.board)
+        config, args.baud = preset(board.preset), args.baud or board.baud
+    elif args.preset or args.simulate:
+        config = preset(args.preset or "tiny")
+    else:
+        raise UserError("one of --board, --preset, --config must tell what accelerator the board has")
+    simulated = {"timeout": 60.0, "groups": 2, "steps": 2, "patience": 600.0, "random_words": 64}
+    real = {"timeout": 1.0, "groups": 4, "steps": 3, "patience": 15.0, "random_words": RANDOM_WORDS, "baud": 3_000_000}
+    for name, value in (real | simulated if args.simulate else real).items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, value)
+    return config
+
+
+@main_guard
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line."""
+    args = _parser().parse_args(arguments)
+    config, progress = _choices(args), sys.stderr.isatty()
+    if args.json and not args.json.resolve().parent.is_dir():
+        raise UserError(f"cannot write {args.json}: there is no directory {args.json.resolve().parent}")
+    plan = prepare(config, groups=args.groups, heads=args.heads, steps=args.steps, progress=progress)
+    with ExitStack() as stack:
+        port = args.port
+        if args.simulate:
+            from sim.board import simulated_board  # needs simulators, which nobody needs for a real board
+
+            print("building and starting the simulated board", file=sys.stderr)
+            port = stack.enter_context(simulated_board(config))
+        client = stack.enter_context(Client(port, baud=args.baud, timeout=args.timeout))
+        board, rows, fault = run(
+            client,
+            plan,
+            initialize=_controller(config, args.memory),
+            random_words=args.random_words,
+            patience=args.patience,
+            progress=progress,
+        )
+    return report(board, config, rows, fault, args.json)
+
+
+def report(
+    board: BoardInformation, config: AcceleratorConfig, rows: Sequence[Row], fault: str | None, path: Path | None
+) -> int:
+    """Print and write what has come out; returns the exit code."""
+    print(f"board at {board.clock_hz / 1e6:g} MHz with {board.dram_bytes:,} bytes of DRAM")
+    print("\n".join(table(rows)))
+    if path:
+        record = {"board": asdict(board), "config": config.to_dict(), "parts": list(map(asdict, rows)), "fault": fault}
+        try:
+            path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}") from error
+    if fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return 1
+    print(f"all {sum(row.words for row in rows):,} words equal golden")
+    return 0
+
+
+if __name__ == "__main__":
+    fix_hashes()
+    main(sys.argv[1:])
