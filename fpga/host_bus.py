@@ -97,6 +97,7 @@ class HostBus(wiring.Component):
             m.d.sync += [result.valid.eq(1), result.payload.data.eq(data), result.payload.error.eq(error)]
             m.next = "IDLE"
 
+        self._registers(m, access)
         with m.FSM() as fsm:
             with m.State("IDLE"):
                 m.d.comb += self.i_access.ready.eq(~result.valid)
@@ -140,7 +141,6 @@ class HostBus(wiring.Component):
                 bus.dat_w.eq(access.data),
                 bus.sel.eq(-1),
             ]
-        self._registers(m, access)
         return m
 
     def _information(self, m: Module, place: Any) -> Signal:

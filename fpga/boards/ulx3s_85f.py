@@ -84,7 +84,7 @@ class _Top(Elaboratable):
         m.submodules.pll = _Pll()
         for name, text in self.design.files("ecp5").items():
             platform.add_file(name, text)
-        memory = platform.request("sdram", dir={pin: "-" for pin in _PINS})
+        memory = platform.request("sdram", dir=dict.fromkeys(_PINS, "-"))
         pins: dict[str, Any] = {"clk2x": ClockSignal("twice")}
         pins |= {f"dram_{port}": getattr(memory, pin).io for pin, port in _PINS.items() if port}
         self.design.connect(m, pins)
