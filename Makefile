@@ -13,9 +13,12 @@ SEED ?=
 WAVES ?=
 JOBS ?= 2
 PRESET ?= smollm2 ulx3s
+BOARD ?= ulx3s-85f
+SEEDS ?= 1
+PORT ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test nightly sim lint synth clean
+.PHONY: help setup demo test nightly sim lint synth fpga flash selftest clean
 
 help: ## print this list
 	@echo "usage: make TARGET [VARIABLE=value ...]"
@@ -29,6 +32,9 @@ help: ## print this list
 	@echo "  WAVES=1                     write wave files: FST on Icarus, VCD on Verilator"
 	@echo "  JOBS=2                      tests that run at once"
 	@echo "  PRESET='smollm2 ulx3s'      presets that 'synth' synthesizes (these two, ten minutes each; tiny takes two)"
+	@echo "  BOARD=ulx3s-85f             board of 'fpga', 'flash' and 'selftest'; 'python -m fpga.build --list' has them"
+	@echo "  SEEDS=1,2,3                 seeds of the placement by 'fpga' (1)"
+	@echo "  PORT=/dev/ttyUSB0           serial port of 'selftest'; without one, a simulated board is tested"
 	@echo "  PYTHON=python3.12           interpreter that 'setup' makes .venv from (the first suitable one)"
 
 setup: ## install what is needed into .venv (and, as root on Debian, the simulator from the distribution)
@@ -57,6 +63,15 @@ lint: setup ## check style (ruff) and types of golden/ (mypy)
 
 synth: setup ## synthesize the blocks for ECP5 and write LUT, DSP and RAM counts to fpga/results/
 	@set -e; for preset in $(PRESET); do $(PYTHON_ENV) -m fpga.synth --all --preset $$preset; done
+
+fpga: setup ## synthesize, place and route the design of a board: bitstream, cells and clock rates
+	@$(PYTHON_ENV) -m fpga.build --board '$(BOARD)' --seeds '$(SEEDS)'
+
+flash: setup ## load the bitstream of a board over USB
+	@$(PYTHON_ENV) -m fpga.flash --board '$(BOARD)'
+
+selftest: setup ## real data through a board, or a simulated one, compared with golden bit for bit
+	@$(PYTHON_ENV) -m fpga.selftest $(if $(PORT),--port '$(PORT)' --board '$(BOARD)',--simulate)
 
 clean: ## remove build/ (keeps .venv)
 	rm -rf build
