@@ -134,7 +134,7 @@ class Client:
         """Send a request until its reply comes."""
         code = operation | (FIXED if fixed else 0)
         request = Request(operation=code, sequence=self._sequence, words=words, address=address, data=data)
-        what = f"{operation.name.lower()} of {words} words at 0x{address:08x}"
+        what = f"{operation.name.lower()} of {WORD_BYTES * words} bytes at 0x{address:08x}"
         try:
             for attempt in range(self._retries + 1):
                 self.errors.retries += attempt > 0

@@ -1,9 +1,4 @@
-"""Bytes of a TCP socket on the UART pins of a simulated design: a program connects as if to a board's serial port.
-
-    line = SocketLine(dut.rx, dut.tx, bit_ps=40_000)
-    cocotb.start_soon(line.run())
-    # fpga.client.Client(line.url), in a thread or another process
-"""
+"""Bytes of a TCP socket on the UART pins of a simulated design: programs connect to it as to a board's serial port."""
 
 import select
 import socket
@@ -49,6 +44,9 @@ async def sample_byte(pin: Any, bit_ps: int) -> int:
 
 class SocketLine:
     """A listening socket, one connection after the other, and the two pins of a UART.
+
+    Start `run` in a test, and give ``url`` to `fpga.client.Client` in a thread or another process. A simulation takes
+    much longer for a frame than a board does: give the client time.
 
     Work is per byte. While nobody sends, the socket is looked at once in ``poll_bits`` bits; after ``idle_polls`` times
     in vain the simulation sleeps a millisecond each time, for the other program to get the processor.

@@ -142,7 +142,7 @@ class LinkModel:
         bytes come than it has, the link asks to repeat what they were.
         """
         start = next((n for n, byte in enumerate(burst) if byte == REQUEST_SYNC), len(burst))
-        frame = burst[start:]
+        frame = list(burst[start:])
         if not frame:
             return b""
         sound = frame[: frame.index(None)] if None in frame else frame

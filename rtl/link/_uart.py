@@ -17,13 +17,13 @@ _MAX_PHASE_BITS = 32
 def phase_step(clock_hz: int, baud: int) -> tuple[int, int]:
     """What is added in each cycle to a phase of so many bits, whose overflow ends a bit: ``(step, bits)``.
 
-    It has the fewest bits that meet the bit rate within 0.1 %.
+    It has the fewest bits that meet the bit rate, or exceed it by 0.1 % at most.
     """
     for bits in range(2, _MAX_PHASE_BITS):
-        step = ((baud << bits + 1) // clock_hz + 1) // 2
-        if abs(step * clock_hz - (baud << bits)) * 1000 <= baud << bits:
+        step = -(-(baud << bits) // clock_hz)
+        if (step * clock_hz - (baud << bits)) * 1000 <= baud << bits:
             return step, bits
-    raise ValueError(f"baud must be at least clock_hz / 4e6, not {baud!r}")
+    raise ValueError(f"baud must be clock_hz / {1 << _MAX_PHASE_BITS - 10} or more, not {baud!r}")
 
 
 class UartReceiver(wiring.Component):
@@ -73,6 +73,8 @@ class UartReceiver(wiring.Component):
             with m.State("STOP"), m.If(tick):
                 m.d.comb += [self.valid.eq(line), self.error.eq(~line)]
                 m.next = "WAIT"
+                with m.If(line):  # at once: a fast sender begins the next byte soon
+                    m.next = "IDLE"
             with m.State("WAIT"), m.If(line):
                 m.next = "IDLE"
         return m
