@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from fpga.synth import RESULTS, write_report
 from fpga.tools import Run
 from golden.errors import UserError, main_guard
 from rtl.build import CommandParser, fix_hashes
+from rtl.config import preset
 
-__all__ = ["BUILD", "bitstream_of", "main"]
+__all__ = ["BUILD", "bitstream_of", "chosen", "main"]
 
 BUILD = Path(__file__).resolve().parent.parent / "build" / "fpga"
 NAME = "top"
@@ -33,6 +35,15 @@ _SYNTHESIZED = {
 _SUFFIX = {"ecp5": "bit", "ice40": "bin"}
 
 
+def chosen(board_name: str, preset_name: str | None) -> Board:
+    """A board, with another preset than its own if one is given; raises `UserError` where there is no such thing."""
+    board = board_named(board_name)
+    if preset_name is None or preset_name == board.preset:
+        return board
+    preset(preset_name)
+    return replace(board, name=f"{board.name}-{preset_name}", preset=preset_name)
+
+
 def bitstream_of(board: Board) -> Path:
     """Where the bitstream of a board is, once it has been built."""
     return BUILD / board.name / f"{board.name}.{_SUFFIX[_family(board)]}"
@@ -46,15 +57,12 @@ def _prepare(board: Board, directory: Path) -> None:
     """Write what the tools read: Verilog, RTLIL, the yosys script and the pins."""
     directory.mkdir(parents=True, exist_ok=True)
     top = board.top(board)
-    keep = getattr(top, "KEEP", ())
-    commands = [f"setattr -mod -set keep_hierarchy 1 {pattern}" for pattern in keep]
     plan = board.platform().build(
         top,
         name=NAME,
         do_build=False,
-        script_after_read="\n".join([*getattr(top, "COMMANDS", ()), *commands]) or None,
+        script_after_read="\n".join(getattr(top, "COMMANDS", ())),
         script_after_synth="tee -q -o stat.json stat -json",
-        synth_opts=["-abc9"] if getattr(top, "ABC9", False) else [],
     )
     plan.extract(str(directory))
 
@@ -139,6 +147,7 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--list", action="store_true", help="print the boards, build nothing")
     parser.add_argument("--board", metavar="NAME", help=f"one of {', '.join(board_names())}")
+    parser.add_argument("--preset", metavar="NAME", help="of the accelerator, in place of the board's own")
     parser.add_argument("--seeds", metavar="N,...", default="1", help="seeds of the placement (1)")
     parser.add_argument("--synth-only", action="store_true", help="stop after synthesis, write the cells alone")
     parser.add_argument(
@@ -158,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UserError("give --board NAME, or --list to see the boards")
     if not re.fullmatch(r"\d+(,\d+)*", options.seeds):
         raise UserError(f"seeds must be numbers with commas between them, not '{options.seeds}'")
-    board = board_named(options.board)
+    board = chosen(options.board, options.preset)
     family, directory = _family(board), BUILD / board.name
     target = Path(options.json) if options.json else None if options.synth_only else RESULTS / f"{board.name}.json"
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from amaranth.hdl import ClockSignal, Instance, Module, ResetSignal, Signal, Value
+from amaranth.hdl import ClockSignal, Instance, Module, ResetSignal, Signal
+from amaranth.lib import io
 
 from fpga.dram import Controller, ControllerConfig
 from fpga.soc import MODULE, Soc
@@ -13,9 +14,29 @@ from rtl.config import preset
 from rtl.gemm.array import WEIGHT_BITS
 from rtl.link.host_link import LinkConfig
 
-__all__ = ["MemoryDesign"]
+__all__ = ["MemoryDesign", "pin_in", "pin_out", "serial_line"]
 
 _TECHMAP = Path(__file__).resolve().parent / "ecp5_multiplier.v"
+
+
+def pin_in(m: Module, port: Any, name: str) -> Any:
+    """What is at a pin."""
+    buffer = io.Buffer("i", port)
+    m.submodules[f"{name}_buffer"] = buffer
+    return buffer.i
+
+
+def pin_out(m: Module, port: Any, name: str, value: Any) -> None:
+    """Drive a pin."""
+    buffer = io.Buffer("o", port)
+    m.submodules[f"{name}_buffer"] = buffer
+    m.d.comb += buffer.o.eq(value)
+
+
+def serial_line(m: Module, port: Any, link: Any) -> None:
+    """Connect ``rx`` and ``tx`` of a design with the pins of a UART."""
+    m.d.comb += link.rx.eq(pin_in(m, port.rx, "rx"))
+    pin_out(m, port.tx, "tx", link.tx)
 
 
 class MemoryDesign:
@@ -72,8 +93,9 @@ class MemoryDesign:
             bus, _, member = port.name.partition("_")
             if value is None and bus in buses:
                 value = getattr(buses[bus], member)
-                if port.direction == "i" and len(value) != port.width:
-                    value = Value.cast(value)[: port.width]
+                if port.direction == "i":
+                    narrow, value = value, Signal(port.width, name=port.name)
+                    m.d.comb += value.eq(narrow)  # addresses of the accelerator and of the memory differ in width
             if value is not None:
                 ports[name] = value
             elif port.direction == "o":

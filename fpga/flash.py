@@ -4,8 +4,8 @@ import subprocess
 from collections.abc import Sequence
 
 from fpga import tools
-from fpga.boards import board_named, board_names
-from fpga.build import bitstream_of
+from fpga.boards import board_names
+from fpga.build import bitstream_of, chosen
 from golden.errors import UserError, main_guard
 from rtl.build import CommandParser
 
@@ -17,6 +17,7 @@ def _parser() -> CommandParser:
         prog="python -m fpga.flash", description="Load the bitstream that fpga.build has made into a board, over USB."
     )
     parser.add_argument("--board", metavar="NAME", required=True, help=f"one of {', '.join(board_names())}")
+    parser.add_argument("--preset", metavar="NAME", help="what it was built for, if not the board's own preset")
     parser.add_argument(
         "--keep", action="store_true", help="write it to the board's flash, so that it is there after power-up"
     )
@@ -39,10 +40,10 @@ def _explain(output: str, board: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     options = _parser().parse_args(arguments)
-    board = board_named(options.board)
+    board = chosen(options.board, options.preset)
     path = bitstream_of(board)
     if not path.exists():
-        raise UserError(f"there is no bitstream of {board.name}: build it with 'make fpga BOARD={board.name}'")
+        raise UserError(f"there is no bitstream of {board.name}: build it with 'make fpga BOARD={options.board}'")
     command = [tools.program("openFPGALoader"), "-b", board.loader, *(["-f"] if options.keep else []), str(path)]
     print(" ".join(command), flush=True)
     done = subprocess.run(

@@ -64,10 +64,12 @@ def run(command: Sequence[str], directory: Path, log: Path) -> Run:
         )
         try:
             _, status, usage = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
         except BaseException:
             child.kill()
+            child.wait()
             raise
-    if os.waitstatus_to_exitcode(status) != 0:
+    if child.returncode != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line for line in lines if "ERROR" in line] or lines[-3:]
         last = errors[-1].strip() if errors else "it said nothing"

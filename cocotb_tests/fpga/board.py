@@ -61,7 +61,7 @@ class SimulatedBoard(wiring.Component):
         path = ROOT / "build" / "dram" / f"{MODULE}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.v"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        return [path, *board_sources(self.controller, period_ps=10**12 // (2 * CLOCK_HZ))]
+        return [path, *board_sources(self.controller)]
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()

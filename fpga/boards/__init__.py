@@ -25,7 +25,7 @@ class Board:
     clock_hz : of the design, after the PLL
     baud : of the host link
     platform : makes the Amaranth platform, which names device, package, speed grade and pins
-    top : makes the design with its pins
+    top : makes the design with its pins; its ``COMMANDS``, if it has any, are yosys' before synthesis
     loader : how openFPGALoader calls the board
     """
 

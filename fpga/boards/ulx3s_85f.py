@@ -7,7 +7,7 @@ from amaranth.lib.cdc import ResetSynchronizer
 from amaranth_boards.ulx3s import ULX3S_85F_Platform
 
 from fpga.boards import Board
-from fpga.design import MemoryDesign
+from fpga.design import MemoryDesign, pin_in, pin_out, serial_line
 
 __all__ = ["BOARD"]
 
@@ -17,7 +17,7 @@ class _Pll(Elaboratable):
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        clock, locked = platform.request("clk25").i, Signal()
+        clock, locked = pin_in(m, platform.request("clk25", dir="-"), "clk"), Signal()
         m.domains.sync = sync = ClockDomain()
         m.domains.twice = twice = ClockDomain(reset_less=True)
         m.domains.shifted = shifted = ClockDomain(reset_less=True)
@@ -92,8 +92,8 @@ class _Top(Elaboratable):
         m.submodules.memory_clock = Instance(
             "ODDRX1F", i_D0=Const(1), i_D1=Const(0), i_SCLK=ClockSignal("shifted"), i_RST=Const(0), o_Q=memory.clk.io
         )
-        line, soc = platform.request("uart"), self.design.soc
-        m.d.comb += [soc.rx.eq(line.rx.i), line.tx.o.eq(soc.tx), platform.request("led", 0).o.eq(soc.irq)]
+        serial_line(m, platform.request("uart", dir=dict.fromkeys(("rx", "tx", "rts", "dtr"), "-")), self.design.soc)
+        pin_out(m, platform.request("led", 0, dir="-"), "led", self.design.soc.irq)
         return m
 
 

@@ -1,0 +1,136 @@
+"""ECPIX-5 with an LFE5UM5G-85F: 512 MB of DDR3, serial line over USB. No board has run this design."""
+
+from typing import Any
+
+from amaranth.hdl import ClockDomain, ClockSignal, Const, Elaboratable, Instance, Module, ResetSignal, Signal
+from amaranth.lib.cdc import ResetSynchronizer
+from amaranth_boards.ecpix5 import ECPIX585Platform
+
+from fpga.boards import Board
+from fpga.design import MemoryDesign, pin_in, serial_line
+
+__all__ = ["BOARD"]
+
+#: what the board's pins are called at the controller
+_PINS = {
+    "clk": "clk_p",
+    "clk_en": "cke",
+    "we": "we_n",
+    "ras": "ras_n",
+    "cas": "cas_n",
+    "a": "a",
+    "ba": "ba",
+    "dqs": "dqs_p",
+    "dq": "dq",
+    "dm": "dm",
+    "odt": "odt",
+}
+
+
+class _Clocks(Elaboratable):
+    """From 100 MHz: ``init`` at 25 MHz; ``twice`` at 100 MHz for the memory, which can be stopped; ``sync`` half of it.
+
+    Members: ``stop`` and ``reset``, which the PHY drives.
+    """
+
+    def __init__(self) -> None:
+        self.stop, self.reset = Signal(), Signal()
+
+    def elaborate(self, platform: Any) -> Module:
+        m = Module()
+        clock, locked, fast = pin_in(m, platform.request("clk100", dir="-"), "clk"), Signal(), Signal()
+        m.domains.sync = sync = ClockDomain()
+        m.domains.init = init = ClockDomain()
+        m.domains.twice = twice = ClockDomain(reset_less=True)
+        # The oscillator runs at 600 MHz.
+        m.submodules.pll = Instance(
+            "EHXPLLL",
+            a_FREQUENCY_PIN_CLKI="100",
+            a_FREQUENCY_PIN_CLKOP="25",
+            a_FREQUENCY_PIN_CLKOS="100",
+            a_ICP_CURRENT="12",
+            a_LPF_RESISTOR="8",
+            a_MFG_ENABLE_FILTEROPAMP="1",
+            a_MFG_GMCREF_SEL="2",
+            p_CLKI_DIV=4,
+            p_CLKFB_DIV=1,
+            p_FEEDBK_PATH="CLKOP",
+            p_OUTDIVIDER_MUXA="DIVA",
+            p_OUTDIVIDER_MUXB="DIVB",
+            p_PLLRST_ENA="DISABLED",
+            p_INTFB_WAKE="DISABLED",
+            p_STDBY_ENABLE="DISABLED",
+            p_DPHASE_SOURCE="DISABLED",
+            p_CLKOP_ENABLE="ENABLED",
+            p_CLKOP_DIV=24,
+            p_CLKOP_CPHASE=23,
+            p_CLKOP_FPHASE=0,
+            p_CLKOS_ENABLE="ENABLED",
+            p_CLKOS_DIV=6,
+            p_CLKOS_CPHASE=5,
+            p_CLKOS_FPHASE=0,
+            i_CLKI=clock,
+            i_CLKFB=init.clk,
+            i_RST=Const(0),
+            i_STDBY=Const(0),
+            i_PHASESEL0=Const(0),
+            i_PHASESEL1=Const(0),
+            i_PHASEDIR=Const(1),
+            i_PHASESTEP=Const(1),
+            i_PHASELOADREG=Const(1),
+            i_PLLWAKESYNC=Const(0),
+            i_ENCLKOP=Const(0),
+            o_CLKOP=init.clk,
+            o_CLKOS=fast,
+            o_LOCK=locked,
+        )
+        m.submodules.gate = Instance("ECLKSYNCB", i_ECLKI=fast, i_STOP=self.stop, o_ECLKO=twice.clk)
+        m.submodules.half = Instance(
+            "CLKDIVF",
+            p_DIV="2.0",
+            i_ALIGNWD=Const(0),
+            i_CLKI=twice.clk,
+            i_RST=self.reset,
+            o_CDIVX=sync.clk,
+        )
+        platform.add_clock_constraint(sync.clk, 50e6)
+        m.submodules.init_reset = ResetSynchronizer(~locked, domain="init")
+        m.submodules.sync_reset = ResetSynchronizer(~locked | self.reset, domain="sync")
+        return m
+
+
+class _Top(Elaboratable):
+    def __init__(self, board: Board) -> None:
+        self.design = MemoryDesign(board.preset, memory="ddr3-512mb", clock_hz=board.clock_hz, baud=board.baud)
+        self.COMMANDS = self.design.commands()
+
+    def elaborate(self, platform: Any) -> Module:
+        m = Module()
+        m.submodules.clocks = clocks = _Clocks()
+        for name, text in self.design.files("ecp5").items():
+            platform.add_file(name, text)
+        memory = platform.request("ddr3", dir=dict.fromkeys(_PINS, "-"))
+        pins: dict[str, Any] = {
+            "clk2x": ClockSignal("twice"),
+            "clk_init": ClockSignal("init"),
+            "rst_init": ResetSignal("init"),
+            "stop": clocks.stop,
+            "reset": clocks.reset,
+        }
+        for pin, port in _PINS.items():
+            found = getattr(memory, pin)
+            pins[f"dram_{port}"] = found.p if port.endswith("_p") else found.io
+        self.design.connect(m, pins)
+        serial_line(m, platform.request("uart", dir=dict.fromkeys(("rx", "tx"), "-")), self.design.soc)
+        return m
+
+
+BOARD = Board(
+    name="ecpix5-85f",
+    summary="ECPIX-5, LFE5UM5G-85F, 512 MB DDR3: the accelerator, preset ulx3s",
+    preset="ulx3s",
+    clock_hz=50_000_000,
+    platform=ECPIX585Platform,
+    top=_Top,
+    loader="ecpix5",
+)
