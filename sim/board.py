@@ -18,7 +18,9 @@ _SECONDS = 3600
 
 
 @contextmanager
-def simulated_board(config: AcceleratorConfig, *, clocks_per_bit: int = 4, simulator: str = "verilator") -> Iterator[str]:
+def simulated_board(
+    config: AcceleratorConfig, *, clocks_per_bit: int = 4, simulator: str = "verilator"
+) -> Iterator[str]:
     """Build and start a board with the accelerator of that config; gives what `fpga.client.Client` takes as port.
 
     Building takes minutes, once for each config. At the end the model of the SDRAM tells whether a rule of its timing

@@ -138,7 +138,7 @@ def test_loads(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "said, message",
     [
-        ("unable to open ftdi device: -3 (device not found)", "no ulx3s-85f answers: connect its USB port and switch it"),
+        ("unable to open ftdi device: -3 (device not found)", "no ulx3s-85f answers: connect its USB port"),
         ("JTAG init failed with: no cable", "no ulx3s-85f answers: connect its USB port and switch it on"),
         ("usb_open() failed (insufficient permissions)", "no permission to open the USB cable of ulx3s-85f"),
         ("error while loading shared libraries: libusb-1.0.so.0", "openFPGALoader needs libusb: install it"),
