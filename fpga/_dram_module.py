@@ -209,11 +209,12 @@ def make(name: str, **config: Any) -> dict[str, Any]:
         signal.name_override = port
     signals = {signal for _, signal, _ in controller.ports}
     overrides = {SDROutput: _Output, SDRTristate: _InOut, Tristate: _Tristate}
+    # With regular_comb, blocks would read what they assign, and event-driven simulators never end them.
     text = convert(controller, signals, name=name, regular_comb=False, special_overrides=overrides).main_source
     settings, geometry = controller.phy.settings, controller.part.geom_settings
     bits = geometry.bankbits + geometry.rowbits + geometry.colbits
     return {
-        "verilog": _without_comments(text),
+        "verilog": _tidied(text),
         "ports": [(port, len(signal), way) for port, signal, way in controller.ports],
         "registers": controller.registers(),
         "memory_bytes": (1 << bits) * settings.databits // 8,
@@ -224,10 +225,14 @@ def make(name: str, **config: Any) -> dict[str, Any]:
     }
 
 
-def _without_comments(text: str) -> str:
-    """Without what names the day and the version of the tools, and the time scale, which is the reader's."""
-    lines = (re.sub(r"\s*//.*$", "", line).rstrip() for line in text.splitlines() if not line.startswith("`timescale"))
-    return "\n".join(line for line in lines if line) + "\n"
+def _tidied(text: str) -> str:
+    """Without comments, which name the day and versions of tools, the time scale, and assignments that come twice."""
+    kept: dict[str, None] = {}
+    for number, line in enumerate(text.splitlines()):
+        line = re.sub(r"\s*//.*$", "", line).rstrip()
+        if line and not line.startswith("`timescale"):
+            kept[line if line.startswith("assign ") else f"{line}\0{number}"] = None
+    return "".join(line.partition("\0")[0] + "\n" for line in kept)
 
 
 def main(arguments: str) -> None:

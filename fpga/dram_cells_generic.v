@@ -2,6 +2,7 @@
 
 // A register in front of an output.
 module dram_output(input clk, input d, output reg q);
+  initial q = 1;
   always @(posedge clk) q <= d;
 endmodule
 
