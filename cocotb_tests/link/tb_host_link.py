@@ -197,6 +197,13 @@ async def ends_accesses_without_result(dut):
     fine = Request(operation=Operation.READ, sequence=3, address=0x40)
     assert (await bench.ask(fine, data=4)).data == (~0x10 & 0xFFFFFFFF).to_bytes(4, "little")
 
+    assert (await bench.ask(Request(operation=Operation.READ, sequence=7, address=4 * SILENT))).status == Status.TIMEOUT
+    await bench.send(encode_request(Request(operation=Operation.READ, sequence=8, address=0x60)))
+    await cycles(dut, 20)
+    bench.results.send_nowait([0xBAD])  # while the next access waits for it
+    reply, _ = decode_reply(await bench.receive(REPLY_BYTES + 4))
+    assert reply is not None and reply.data == (~0x18 & 0xFFFFFFFF).to_bytes(4, "little"), reply
+
     bench.accesses.stall = iter(lambda: True, False)
     await cycles(dut, 2)
     for sequence in (4, 5):
@@ -204,7 +211,7 @@ async def ends_accesses_without_result(dut):
         assert await bench.ask(write) == Reply(status=Status.TIMEOUT, sequence=sequence)
     bench.accesses.stall = None
     await cycles(dut, 10)
-    assert bench.bus.accesses[2:] == [(4, True, 0)], "what was on offer holds, nothing follows"
+    assert bench.bus.accesses[4:] == [(4, True, 0)], "what was on offer holds, nothing follows"
     fine = Request(operation=Operation.READ, sequence=6, address=0x50)
     assert (await bench.ask(fine, data=4)).data == (~0x14 & 0xFFFFFFFF).to_bytes(4, "little")
     bench.end()
