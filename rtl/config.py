@@ -87,11 +87,13 @@ class MhaConfig:
     q_heads: query heads that share a KV head, 1 to 8.
     tile_groups: groups that are selected among at once, a power of two from 1 to 1024.
     max_groups: the most groups that one query may scan, from 1 to 2**20.
+    delta_cycles: cycles in which a word of V deltas is added, 1, 2 or 4; fewer lanes with more of them.
     """
 
     q_heads: int = 3
     tile_groups: int = 64
     max_groups: int = 512
+    delta_cycles: int = 1
 
     def __post_init__(self) -> None:
         tile, most = self.tile_groups, self.max_groups
@@ -99,6 +101,7 @@ class MhaConfig:
         power_of_two = 1 <= tile <= 1024 and tile & (tile - 1) == 0
         _require(power_of_two, "tile_groups must be a power of two from 1 to 1024", tile)
         _require(1 <= most <= 1 << 20, "max_groups must be from 1 to 1048576", most)
+        _require(self.delta_cycles in (1, 2, 4), "delta_cycles must be 1, 2 or 4", self.delta_cycles)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,6 +323,7 @@ PRESETS: dict[str, tuple[str, AcceleratorConfig]] = {
         "SmolLM2-135M on an ECP5-85F with a 16-bit SDRAM: 32-bit bus, few lanes",
         AcceleratorConfig(
             dsq=DsqConfig(delta_bits=4, lanes=4, bus_bits=32),
+            mha=MhaConfig(max_groups=64, delta_cycles=4),
             cache=CacheConfig(addr_bits=25, max_sequences=2, record_pages=64, block_pages=4),
             gemm=GemmConfig(rows=4, columns=4, max_k=1536, act_words=1536, weight_words=16, row_lanes=2),
             control=ControlConfig(scratch_words=8192, scratch_rows=64),

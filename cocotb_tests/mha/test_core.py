@@ -30,12 +30,15 @@ def run(simulator: str, config: AcceleratorConfig, tests: str | None = None, **p
 
 
 def odd(q_heads: int, delta_bits: int) -> AcceleratorConfig:
-    """Rows of a part of a word: 48 channels on a 64-bit bus take one and a half words of two bits a channel."""
+    """Rows of a part of a word: 48 channels on a 64-bit bus take one and a half words of two bits a channel.
+
+    A word of V deltas takes two cycles.
+    """
     return AcceleratorConfig(
         dsq=DsqConfig(
             head_dim=48, group_tokens=32, max_salient=7, delta_bits=delta_bits, lanes=16, bus_bits=64
         ),
-        mha=MhaConfig(q_heads=q_heads, tile_groups=2, max_groups=40),
+        mha=MhaConfig(q_heads=q_heads, tile_groups=2, max_groups=40, delta_cycles=2),
     )
 
 

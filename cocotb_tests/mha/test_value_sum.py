@@ -11,10 +11,10 @@ from rtl.mha._value_format import ValueFormat
 from rtl.mha.value_sum import ValueSum
 
 
-def geometry(head_dim: int, lanes: int, bus_bits: int, q_heads: int) -> AcceleratorConfig:
+def geometry(head_dim: int, lanes: int, bus_bits: int, q_heads: int, delta_cycles: int = 1) -> AcceleratorConfig:
     return AcceleratorConfig(
         dsq=DsqConfig(head_dim=head_dim, group_tokens=16, max_salient=4, lanes=lanes, bus_bits=bus_bits),
-        mha=MhaConfig(q_heads=q_heads, max_groups=64),
+        mha=MhaConfig(q_heads=q_heads, max_groups=64, delta_cycles=delta_cycles),
     )
 
 
@@ -38,7 +38,11 @@ def run(simulator: str, config: AcceleratorConfig, *, rows: int, tests: str | No
 @launch.simulators("icarus")
 @pytest.mark.parametrize(
     "config",
-    [pytest.param(preset("tiny"), id="tiny"), pytest.param(geometry(20, 4, 32, 1), id="head-dim-20")],
+    [
+        pytest.param(preset("tiny"), id="tiny"),
+        pytest.param(geometry(20, 4, 32, 1), id="head-dim-20"),
+        pytest.param(geometry(20, 4, 32, 2, delta_cycles=4), id="few-delta-lanes"),
+    ],
 )
 def test_matches_golden_in_small_geometries(simulator, config):
     """The smallest, and rows whose last words are not full."""
@@ -46,8 +50,10 @@ def test_matches_golden_in_small_geometries(simulator, config):
 
 
 @launch.simulators("verilator")
-def test_matches_golden(simulator):
-    run(simulator, preset("smollm2"), rows=8)
+@pytest.mark.parametrize("name", ["smollm2", "ulx3s"])
+def test_matches_golden(simulator, name):
+    """Sums in lookup tables, and in block RAM."""
+    run(simulator, preset(name), rows=8)
 
 
 @pytest.mark.nightly
@@ -55,10 +61,12 @@ def test_matches_golden(simulator):
 @pytest.mark.parametrize(
     "config",
     [
-        *(pytest.param(preset(name), id=name) for name in PRESETS if name != "smollm2"),
+        *(pytest.param(preset(name), id=name) for name in PRESETS if name not in ("smollm2", "ulx3s")),
         pytest.param(geometry(16, 4, 32, 8), id="8-heads"),
         pytest.param(geometry(48, 16, 64, 1), id="head-dim-48"),
         pytest.param(geometry(80, 16, 128, 4), id="head-dim-80"),
+        pytest.param(geometry(80, 16, 64, 2, delta_cycles=2), id="half-of-the-delta-lanes"),
+        pytest.param(geometry(80, 16, 64, 2, delta_cycles=4), id="quarter-of-the-delta-lanes"),
     ],
 )
 def test_matches_golden_in_further_geometries(simulator, config):
@@ -89,6 +97,9 @@ def test_widths_stop_growing_with_the_most_groups():
         ("q_heads", 0, "q_heads must be from 1 to 8, not 0"),
         ("q_heads", 9, "q_heads must be from 1 to 8, not 9"),
         ("max_groups", 0, "max_groups must be from 1 to 1048576, not 0"),
+        ("delta_cycles", 0, "delta_cycles must be 1, 2 or 4, not 0"),
+        ("delta_cycles", 3, "delta_cycles must be 1, 2 or 4, not 3"),
+        ("delta_cycles", 8, "delta_cycles must be 1, 2 or 4, not 8"),
         ("max_groups", (1 << 20) + 1, "max_groups must be from 1 to 1048576, not 1048577"),
     ],
 )

@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for, ceil_log2
 
 from golden.mha.scores import SCORE_BITS
+from rtl.common.memory import NO_COLLISIONS
 from rtl.config import AcceleratorConfig
 
 __all__ = ["Estimator", "base_layout", "item_layout"]
@@ -127,7 +128,9 @@ class Estimator(wiring.Component):
         def address(tile: Value, item: Value, index: Value) -> Value:
             return Cat(index[:base_bits], item, tile)
 
-        m.submodules.bases = bases = Memory(shape=base_layout(c), depth=1 << (base_bits + item_bits + 1), init=[])
+        m.submodules.bases = bases = Memory(
+            shape=base_layout(c), depth=1 << (base_bits + item_bits + 1), init=[], attrs=NO_COLLISIONS
+        )
         write, read = bases.write_port(), bases.read_port()
         m.d.comb += [
             write.en.eq(self.valid & ~self.token),
@@ -148,7 +151,9 @@ class Estimator(wiring.Component):
             read.addr.eq(Cat(self.item_item, self.item_tile)),
             self.o_item.eq(read.data),
         ]
-        m.submodules.tokens = tokens = Memory(shape=self.scores.shape(), depth=4 * c.dsq.group_tokens, init=[])
+        m.submodules.tokens = tokens = Memory(
+            shape=self.scores.shape(), depth=4 * c.dsq.group_tokens, init=[], attrs=NO_COLLISIONS
+        )
         write, read = tokens.write_port(), tokens.read_port()
         m.d.comb += [
             write.en.eq(self.valid & self.token),

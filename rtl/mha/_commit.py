@@ -8,6 +8,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for, ceil_log2
 
+from rtl.common.memory import NO_COLLISIONS
 from rtl.config import AcceleratorConfig
 from rtl.hcap.estimator import scores_layout
 from rtl.mha._requests import RING_ITEMS, SUM_BITS, base_bits
@@ -92,7 +93,7 @@ class ScoreCommit(wiring.Component):
         in_base = Mux(self.i.payload.kind == RowKind.LOWER, self.i.payload.tag.index, self.i.payload.tag.base)
         base = Mux(lower, tag.index, tag.base)[: base_bits(c)]
         m.submodules.contexts = contexts = Memory(
-            shape=context_layout(c), depth=RING_ITEMS << base_bits(c), init=[]
+            shape=context_layout(c), depth=RING_ITEMS << base_bits(c), init=[], attrs=NO_COLLISIONS
         )
         write, read = contexts.write_port(), contexts.read_port()
         ring_bits = ceil_log2(RING_ITEMS)
@@ -148,7 +149,7 @@ class ScoreCommit(wiring.Component):
             with m.Elif(keep):
                 m.d.sync += top[head].eq(highest[head])
         m.submodules.kept = kept = Memory(
-            shape=kept_layout(c), depth=RING_ITEMS * c.dsq.group_tokens, init=[]
+            shape=kept_layout(c), depth=RING_ITEMS * c.dsq.group_tokens, init=[], attrs=NO_COLLISIONS
         )
         write, kept_read = kept.write_port(), kept.read_port()
         m.d.comb += [

@@ -6,6 +6,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
+from rtl.common.memory import NO_COLLISIONS, ram_style
 from rtl.config import AcceleratorConfig, DsqConfig
 
 __all__ = ["SLOTS", "SLOT_BITS", "QueryStore", "offset_bits", "query_layout", "row_start", "store_depth"]
@@ -60,7 +61,8 @@ class QueryStore(wiring.Component):
     -------
     i : stream of query codes; of each head the shaped ones side by side, channel 0 first.
     address : of the codes that a word meets.
-    codes : by head and lane, in the same cycle as ``address``.
+    advance : the codes at ``address`` are read.
+    codes : by head and lane, in the cycle after they were read.
     scale_slot, scale_shaped : which query and form ``scales`` gives, in the same cycle.
     scales : scale code by head.
     offset_slot : which query ``offsets`` gives, in the same cycle.
@@ -74,6 +76,7 @@ class QueryStore(wiring.Component):
             {
                 "i": In(stream.Signature(query_layout(config))),
                 "address": In(range(store_depth(config.dsq))),
+                "advance": In(1),
                 "codes": Out(data.ArrayLayout(data.ArrayLayout(signed(8), lanes), heads)),
                 "scale_slot": In(SLOT_BITS),
                 "scale_shaped": In(1),
@@ -110,10 +113,15 @@ class QueryStore(wiring.Component):
         half_shape = data.ArrayLayout(signed(8), lanes // 2)
         for head, codes in enumerate(self.codes):
             for half, depth in enumerate((store_depth(c), SLOTS * c.row_words(2))):
-                memory = Memory(shape=half_shape, depth=depth, init=[], attrs={"ram_style": "distributed"})
+                attributes = NO_COLLISIONS | ram_style(depth)
+                memory = Memory(shape=half_shape, depth=depth, init=[], attrs=attributes)
                 m.submodules[f"codes_{head}_{half}"] = memory
-                w, r = memory.write_port(granularity=1), memory.read_port(domain="comb")
-                m.d.comb += [w.addr.eq(address[: len(w.addr)]), r.addr.eq(self.address[: len(r.addr)])]
+                w, r = memory.write_port(granularity=1), memory.read_port()
+                m.d.comb += [
+                    w.addr.eq(address[: len(w.addr)]),
+                    r.addr.eq(self.address[: len(r.addr)]),
+                    r.en.eq(self.advance),
+                ]
                 for n in range(lanes // 2):
                     own = half * lanes // 2 + n
                     hit = (lane[1:] == own >> 1) & (pair | (lane[0] == own & 1))

@@ -10,6 +10,7 @@ from amaranth.lib.wiring import In, Out
 from golden.dsq.compressor import SHAPE_FRACTION_BITS
 from golden.mha.softmax import INVERSE_BITS, NORMAL_BITS
 from rtl.common.fixed import half_up, saturate
+from rtl.common.memory import NO_COLLISIONS
 from rtl.config import AcceleratorConfig
 from rtl.mha._digit_product import digit_product, stored
 from rtl.mha._inverse import LENGTH_BITS
@@ -85,7 +86,9 @@ class ValueFinish(wiring.Component):
     def _calibration(self, m: Module, channel: Value) -> data.View:
         """The channel's calibration, a cycle later."""
         depth = SLOTS << len(channel)
-        m.submodules.calibration = store = Memory(shape=value_calibration_layout, depth=depth, init=[])
+        m.submodules.calibration = store = Memory(
+            shape=value_calibration_layout, depth=depth, init=[], attrs=NO_COLLISIONS
+        )
         w, r = store.write_port(), store.read_port()
         m.d.comb += [
             w.en.eq(self.c_en),

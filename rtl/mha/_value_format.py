@@ -28,7 +28,8 @@ value_calibration_layout = data.StructLayout({"v_shape": SHAPE_BITS, "v_mean": s
 class ValueFormat:
     """Sizes of ValueSum.
 
-    ``row_*`` belongs to INT8 rows, ``delta_*`` to rows of 2-bit codes: ``words`` a token, ``lanes`` a head.
+    ``row_*`` belongs to INT8 rows, ``delta_*`` to rows of 2-bit codes: ``lanes`` a head, ``chunks`` of as many channels
+    in a token. A word has ``delta_cycles`` chunks of deltas.
     ``exact_bits`` (signed) and ``delta_bits`` are the accumulators', ``total_bits`` those of a sum of weights,
     ``scaled_bits`` those of a sum of scaled weights: no row that fits the config overflows them.
     """
@@ -36,8 +37,9 @@ class ValueFormat:
     def __init__(self, config: AcceleratorConfig) -> None:
         dsq, mha = config.dsq, config.mha
         self.heads, self.channels, self.word_bits = mha.q_heads, dsq.head_dim, dsq.bus_bits
-        self.row_words, self.delta_words = dsq.row_words(CODE_BITS), dsq.row_words(VALUE_BITS)
-        self.row_lanes, self.delta_lanes = dsq.bus_bits // CODE_BITS, dsq.bus_bits // VALUE_BITS
+        self.delta_cycles = mha.delta_cycles
+        self.row_lanes, self.delta_lanes = dsq.bus_bits // CODE_BITS, dsq.bus_bits // VALUE_BITS // mha.delta_cycles
+        self.row_chunks, self.delta_chunks = -(-self.channels // self.row_lanes), -(-self.channels // self.delta_lanes)
         tokens = (mha.max_groups + 2) * dsq.group_tokens  # those of open and waiting group are INT8
         self.count_bits = min(ceil_log2(tokens), _MOST_COUNT_BITS)
         self.exact_bits = ROW_SCALED_BITS + CODE_BITS + self.count_bits
@@ -71,7 +73,7 @@ class ValueFormat:
             {"head": head_range, "data": data.ArrayLayout(signed(16), dsq.lanes), "last": 1}
         )
         #: what the accumulators do in a cycle, at the chunks and of the row ``bank``; a ``fresh`` kind's stored sums
-        #: count as 0, ``last`` is a token's last word or the last chunk of a shift by one
+        #: count as 0, ``last`` is a token's last chunk or the last chunk of a shift by one
         self.step_layout = data.StructLayout(
             {
                 "row_write": 1,
@@ -84,8 +86,8 @@ class ValueFormat:
                 "row_fresh": 1,
                 "delta_fresh": 1,
                 "bank": 1,
-                "row_chunk": range(self.row_words),
-                "delta_chunk": range(self.delta_words),
+                "row_chunk": range(self.row_chunks),
+                "delta_chunk": range(self.delta_chunks),
                 "channel": range(self.channels),
                 "head": head_range,
             }

@@ -22,7 +22,7 @@ class ValueIssue(wiring.Component):
     """Turns tokens, words and reads into steps, one per cycle, in the order of the tokens.
 
     Before a token is added, the sums of each head whose maximum it makes rise are shifted right: by one in each pass
-    over their chunks. A token is over with its last word. Sums of a row start fresh: its first token of either kind
+    over their chunks. A token is over with its last chunk. Sums of a row start fresh: its first token of either kind
     replaces what is stored, and until then shifts change nothing.
 
     Members
@@ -60,7 +60,7 @@ class ValueIssue(wiring.Component):
         m = Module()
         sizes, token = self.sizes, self.i.payload
         word, word_valid = Signal(sizes.word_bits, reset_less=True), Signal()
-        passes, chunk = Signal(token.rises[0].shape()), Signal(range(sizes.row_words))
+        passes, chunk = Signal(token.rises[0].shape()), Signal(range(sizes.row_chunks))
         rising = Cat(rise > passes for rise in token.rises)
         overdue, waited = Signal(), Signal(range(PATIENCE + 1))
 
@@ -68,20 +68,24 @@ class ValueIssue(wiring.Component):
         shift, add, end = Signal(), Signal(), Signal()
         active = self.i.valid & ~token.end
         can_shift, can_add = active & rising.any(), active & ~rising.any() & word_valid
-        last_chunk = Mux(token.delta & ~rising.any(), sizes.delta_words - 1, sizes.row_words - 1)
+        last_chunk = Mux(token.delta & ~rising.any(), sizes.delta_chunks - 1, sizes.row_chunks - 1)
         last = (shift | add) & (chunk == last_chunk)
+        # A word of deltas has several chunks, but for the last word of a row, which may have fewer.
+        word_over = last | ~token.delta | ((chunk + 1)[: exact_log2(sizes.delta_cycles)] == 0)
         m.d.comb += [
             self.read_taken.eq(self.read_wanted & (overdue | ~(can_shift | can_add))),
             shift.eq(can_shift & ~self.read_taken),
             add.eq(can_add & ~self.read_taken),
             end.eq(self.i.valid & token.end & self.end_ready),
             self.i.ready.eq(end | (add & last)),
-            self.i_word.ready.eq(~word_valid | add),
+            self.i_word.ready.eq(~word_valid | (add & word_over)),
         ]
         m.d.sync += waited.eq(Mux(self.read_wanted & ~self.read_taken, waited + 1, 0))
         m.d.comb += overdue.eq(waited == PATIENCE)
         with m.If(self.i_word.ready):
             m.d.sync += [word_valid.eq(self.i_word.valid), word.eq(self.i_word.payload)]
+        with m.Elif(add):
+            m.d.sync += word.eq(word >> sizes.word_bits // sizes.delta_cycles)
         with m.If(shift | add):
             m.d.sync += chunk.eq(Mux(last, 0, chunk + 1))
         with m.If(last):
@@ -98,7 +102,7 @@ class ValueIssue(wiring.Component):
         row_fresh, delta_fresh = Mux(taken, ended_fresh, fresh)
         m.d.sync += [
             step.row_write.eq((add & ~token.delta) | (shift & ~fresh[0])),
-            step.delta_write.eq((add & token.delta) | (shift & ~fresh[1] & (chunk < sizes.delta_words))),
+            step.delta_write.eq((add & token.delta) | (shift & ~fresh[1] & (chunk < sizes.delta_chunks))),
             Cat(step.delta, step.shift, step.last, step.end, step.read).eq(Cat(token.delta, shift, last, end, taken)),
             Cat(step.row_fresh, step.delta_fresh).eq(Cat(row_fresh, delta_fresh)),
             step.bank.eq(bank ^ taken),

@@ -11,6 +11,7 @@ from amaranth.lib.wiring import In, Out
 from golden.dsq.compressor import VALUE_BITS
 from golden.mha.softmax import PROBABILITY_BITS
 from golden.mha.value_sum import SCALED_BITS
+from rtl.common.memory import BLOCK_DEPTH, NO_COLLISIONS, ram_style
 from rtl.mha._digit_product import DIGIT_BITS
 from rtl.mha._value_format import CODE_BITS, ROW_SCALED_BITS, ValueFormat
 
@@ -94,13 +95,13 @@ class ValueLanes(wiring.Component):
             ("row", products, self.exact, writes_3[0]),
             ("delta", multiples, self.delta, writes_3[1]),
         ):
-            address = Cat(step_3[f"{name}_chunk"], step_3.bank)
-            stored = _sums(m, name, output.shape(), terms, address, write, step_3[f"{name}_fresh"], step_3.shift)
+            addresses = [Cat(step[f"{name}_chunk"], step.bank) for step in (step_2, step_3)]
+            stored = _sums(m, name, output.shape(), terms, addresses, write, step_3[f"{name}_fresh"], step_3.shift)
             m.d.sync += output.eq(_select(stored, step_3.channel))
         return m
 
     def _add_scalars(self, m: Module) -> None:
-        """Sums of weights change with the last word of a token and the last chunk of a shift by one."""
+        """Sums of weights change with the last chunk of a token and the last chunk of a shift by one."""
         step = self.step
         for output, addend in (
             (self.total, self.weight),
@@ -121,16 +122,24 @@ def _sums(
     name: str,
     shape: Shape,
     terms: Sequence[Value],
-    address: Value,
+    addresses: Sequence[Value],
     write: Value,
     fresh: Value,
     shift: Value,
 ) -> list[Value]:
-    """A memory of sums, one for each term, that the terms are added to; returns the ones at ``address``."""
+    """A memory of sums, one for each term, that the terms are added to; returns the ones at the last of ``addresses``.
+
+    ``addresses`` are those of the next cycle and of this one. Block RAM is read a cycle before, which is early enough:
+    no chunk is changed in two cycles in a row unless it is the only one.
+    """
     layout = data.ArrayLayout(shape, len(terms))
-    m.submodules[f"{name}_sums"] = store = Memory(shape=layout, depth=1 << len(address), init=[])
-    w, r = store.write_port(), store.read_port(domain="comb")
-    m.d.comb += [r.addr.eq(address), w.addr.eq(address), w.en.eq(write)]
+    following, address = addresses
+    depth = 1 << len(address)
+    deep = depth >= BLOCK_DEPTH
+    attributes = NO_COLLISIONS | ram_style(depth)
+    m.submodules[f"{name}_sums"] = store = Memory(shape=layout, depth=depth, init=[], attrs=attributes)
+    w, r = store.write_port(), store.read_port(domain="sync" if deep else "comb")
+    m.d.comb += [r.addr.eq(following if deep else address), w.addr.eq(address), w.en.eq(write)]
     stored = []
     for lane, term in enumerate(terms):
         old = Signal(shape, name=f"{name}_old_{lane}")

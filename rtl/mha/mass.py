@@ -10,6 +10,7 @@ from amaranth.utils import bits_for, ceil_log2
 
 from golden.mha.softmax import INVERSE_BITS, NORMAL_BITS, PROBABILITY_BITS
 from rtl.common.fixed import half_up
+from rtl.common.memory import NO_COLLISIONS
 from rtl.config import AcceleratorConfig
 from rtl.mha._digit_product import digit_product, stored
 from rtl.mha._inverse import LENGTH_BITS
@@ -119,7 +120,7 @@ class MassNormalizer(wiring.Component):
     ) -> tuple[Value, Value, data.View, data.View]:
         """Keep two rows. Returns whether row ``emptying`` is complete, its count and final maxima; an entry as read."""
         kept = data.StructLayout({name: field.shape for name, field in self.i_entry_layout if name != "end"})
-        m.submodules.store = store = Memory(shape=kept, depth=1 << len(address), init=[])
+        m.submodules.store = store = Memory(shape=kept, depth=1 << len(address), init=[], attrs=NO_COLLISIONS)
         write, read = store.write_port(), store.read_port()
         entry = self.i_entry.payload
         filling, count, full = Signal(), Signal(bits_for(self.entries)), Signal(2)

@@ -115,6 +115,7 @@ class ScoreArray(wiring.Component):
             operands.word.eq(word),
             operands.kind.eq(beside[0].kind),
             store.address.eq(address),
+            store.advance.eq(advance),
             store.scale_slot.eq(beside[scaled - 2].slot),
             store.scale_shaped.eq(is_delta(beside[scaled - 2].kind)),
             store.offset_slot.eq(beside[summed].slot),
@@ -136,15 +137,14 @@ class ScoreArray(wiring.Component):
         for head in range(self.config.mha.q_heads):
             m.submodules[f"dot_{head}"] = dot = EnableInserter(advance)(DotProduct(c))
             m.submodules[f"scale_{head}"] = scale = EnableInserter(advance)(ScoreScale(c))
-            query = Signal(store.codes[head].shape(), name=f"query_{head}")
             q_scale = Signal(8, name=f"q_scale_{head}")
             with m.If(advance):
-                m.d.sync += [query.eq(store.codes[head]), q_scale.eq(store.scales[head])]
+                m.d.sync += q_scale.eq(store.scales[head])
             row_offset = Mux(is_delta(beside[summed].kind), store.offsets[head], 0)
             m.d.comb += [
                 dot.operands.eq(operands.operands),
                 dot.codes.eq(operands.codes),
-                dot.query.eq(query),
+                dot.query.eq(store.codes[head]),
                 dot.weighted.eq(beside[summed - 1].kind == RowKind.INT8),
                 dot.valid.eq(beside[summed].valid),
                 dot.first.eq(beside[summed].first),

@@ -1,0 +1,14 @@
+"""Attributes of memories, for synthesis."""
+
+__all__ = ["BLOCK_DEPTH", "NO_COLLISIONS", "ram_style"]
+
+#: a memory of which no word is read and written at once, or what is read then does not count: without the attribute
+#: yosys adds logic to block RAM that gives the word before it was written
+NO_COLLISIONS = {"no_rw_check": 1}
+#: a memory of so many words is worth block RAM
+BLOCK_DEPTH = 32
+
+
+def ram_style(depth: int) -> dict[str, str]:
+    """Block RAM, or lookup tables for few words."""
+    return {"ram_style": "block" if depth >= BLOCK_DEPTH else "distributed"}
