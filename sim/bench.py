@@ -184,7 +184,7 @@ def figures(
 ) -> dict[str, Any]:
     """What follows from a run's counts.
 
-    cycles: from the first command to the end of the last one. port: words at the AXI port, of reads and writes, in
+    cycles: from the first command to the end of the last one. port: words in the busier direction of the AXI port, in
     cycles. array: multiplications of all GEMM arrays in what they could do. bytes: by requester.
     """
     counters, events = result["counters"], result["events"]
@@ -210,7 +210,7 @@ def figures(
         "queues": queues,
         "utilization": {name: spent["busy"] / cycles for name, spent in queues.items()},
         "array": tokens * products / (cycles * cores * config.gemm.rows * config.gemm.columns),
-        "port": (read_total + write_total) / cycles,
+        "port": max(read_total, write_total) / cycles,
         "attention_port": (counters["read_words"][0] + counters["read_words"][1]) / cycles,
         "bus": counters["dram"]["busy"] / cycles,
         "moved_bytes": counters["dram"]["read_bytes"] + counters["dram"]["write_bytes"],
@@ -273,7 +273,7 @@ def parser() -> argparse.ArgumentParser:
         "has the timing of a named part (Verilator). Every output, record, INT8 token and state of attention is "
         "compared with golden, bit for bit.",
         epilog="--schedule, --kv and --fusion take a value for each run, or one for all; ratios are those to the first "
-        "run. port busy: words at the AXI port in cycles, of at most 100%. arrays: multiplications of the GEMM arrays. "
+        "run. port busy: words in the busier direction of the AXI port, one a cycle at most. arrays: multiplications of the GEMM arrays. "
         "Contexts beyond the model's are caches of several texts side by side; sequences beyond the texts are "
         "a token shorter each. Exit code: 0, or 1 when hardware and golden differ, 2 for impossible options.",
     )
