@@ -6,8 +6,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -105,12 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UserError(f"cannot write {args.json}: there is no directory {args.json.resolve().parent}")
     plan = prepare(config, groups=args.groups, heads=args.heads, steps=args.steps, progress=progress)
     with ExitStack() as stack:
-        port = args.port
-        if args.simulate:
-            from sim.board import simulated_board  # needs simulators, which nobody needs for a real board
-
-            print("building and starting the simulated board", file=sys.stderr)
-            port = stack.enter_context(simulated_board(config))
+        port = stack.enter_context(_simulated(config)) if args.simulate else args.port
         client = stack.enter_context(Client(port, baud=args.baud, timeout=args.timeout))
         board, rows, fault = run(
             client,
@@ -121,6 +116,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             progress=progress,
         )
     return report(board, config, rows, fault, args.json)
+
+
+@contextmanager
+def _simulated(config: AcceleratorConfig) -> Iterator[str]:
+    """The port of a simulated board; `UserError` when it cannot be simulated, or a rule of its memory was broken."""
+    from sim.board import simulated_board  # needs simulators, which a real board does without
+    from sim.simulators import SimulationError
+
+    print("building and starting the simulated board", file=sys.stderr)
+    try:
+        with simulated_board(config) as port:
+            yield port
+    except (AssertionError, SimulationError, TimeoutError) as error:
+        raise UserError(f"the simulated board failed: {error}") from None
 
 
 def report(

@@ -1,12 +1,18 @@
 """The self test of boards: on a board without hardware, with and without faults, and on the RTL of the accelerator."""
 
 import json
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from cocotb_tests.cache.system import System
+from cocotb_tests.control.plans import dram_for
+from cocotb_tests.control.system import LoggedAccelerator
 from cocotb_tests.fpga.fake_board import FakeBoard
+from cocotb_tests.lib import launch
+from cocotb_tests.lib.dram import DRAM_SOURCES
 from fpga.host import describe
 from fpga.selftest import report
 from fpga.selftest_data import settings_for
@@ -233,3 +239,18 @@ def test_rejects_what_has_no_room(sizes, message):
     with pytest.raises(UserError) as raised:
         prepare(TINY, **{"groups": 1, "heads": 1, "steps": 1, **sizes})
     assert str(raised.value) == message
+
+
+@launch.simulators("verilator")
+def test_rtl_passes(plan, simulator, tmp_path):
+    """The same programs on the RTL of the accelerator, with a memory of its timing beside it."""
+    memory = dram_for(TINY, DRAM_BYTES // LINE_BYTES, latency=5)
+    (tmp_path / "plan.pkl").write_bytes(pickle.dumps({"plan": plan, "dram": memory}))
+    launch.run(
+        System(LoggedAccelerator(TINY), memory),
+        name="selftest",
+        tb="cocotb_tests.fpga.tb_selftest",
+        parameters={"folder": str(tmp_path)},
+        simulators=simulator,
+        sources=DRAM_SOURCES,
+    )
