@@ -13,7 +13,7 @@ __all__ = ["BOARD"]
 
 
 class _Pll(Elaboratable):
-    """From 25 MHz: ``sync`` at 50 MHz, ``twice`` at 100 MHz, ``shifted`` half a cycle of it later, for the memory."""
+    """From 25 MHz: ``sync`` at 25 MHz, ``twice`` at 50 MHz, ``shifted`` half a cycle of it later, for the memory."""
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
@@ -25,15 +25,15 @@ class _Pll(Elaboratable):
         m.submodules.pll = Instance(
             "EHXPLLL",
             a_FREQUENCY_PIN_CLKI="25",
-            a_FREQUENCY_PIN_CLKOP="50",
-            a_FREQUENCY_PIN_CLKOS="100",
-            a_FREQUENCY_PIN_CLKOS2="100",
+            a_FREQUENCY_PIN_CLKOP="25",
+            a_FREQUENCY_PIN_CLKOS="50",
+            a_FREQUENCY_PIN_CLKOS2="50",
             a_ICP_CURRENT="12",
             a_LPF_RESISTOR="8",
             a_MFG_ENABLE_FILTEROPAMP="1",
             a_MFG_GMCREF_SEL="2",
             p_CLKI_DIV=1,
-            p_CLKFB_DIV=2,
+            p_CLKFB_DIV=1,
             p_FEEDBK_PATH="CLKOP",
             p_OUTDIVIDER_MUXA="DIVA",
             p_OUTDIVIDER_MUXB="DIVB",
@@ -43,16 +43,16 @@ class _Pll(Elaboratable):
             p_STDBY_ENABLE="DISABLED",
             p_DPHASE_SOURCE="DISABLED",
             p_CLKOP_ENABLE="ENABLED",
-            p_CLKOP_DIV=12,
-            p_CLKOP_CPHASE=11,
+            p_CLKOP_DIV=24,
+            p_CLKOP_CPHASE=23,
             p_CLKOP_FPHASE=0,
             p_CLKOS_ENABLE="ENABLED",
-            p_CLKOS_DIV=6,
-            p_CLKOS_CPHASE=5,
+            p_CLKOS_DIV=12,
+            p_CLKOS_CPHASE=11,
             p_CLKOS_FPHASE=0,
             p_CLKOS2_ENABLE="ENABLED",
-            p_CLKOS2_DIV=6,
-            p_CLKOS2_CPHASE=8,
+            p_CLKOS2_DIV=12,
+            p_CLKOS2_CPHASE=17,
             p_CLKOS2_FPHASE=0,
             i_CLKI=clock,
             i_CLKFB=sync.clk,
@@ -115,7 +115,7 @@ BOARD = Board(
     name="ulx3s-85f",
     summary="ULX3S, LFE5U-85F, 32 MB SDRAM: the accelerator, preset ulx3s",
     preset="ulx3s",
-    clock_hz=50_000_000,
+    clock_hz=25_000_000,
     platform=ULX3S_85F_Platform,
     top=_Top,
     loader="ulx3s",
