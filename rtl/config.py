@@ -324,8 +324,10 @@ PRESETS: dict[str, tuple[str, AcceleratorConfig]] = {
         AcceleratorConfig(
             dsq=DsqConfig(delta_bits=4, lanes=4, bus_bits=32),
             mha=MhaConfig(max_groups=64, delta_cycles=4),
-            cache=CacheConfig(addr_bits=25, max_sequences=2, record_pages=64, block_pages=4),
-            gemm=GemmConfig(rows=4, columns=4, max_k=1536, act_words=1536, weight_words=16, row_lanes=2),
+            cache=CacheConfig(
+                addr_bits=25, max_sequences=2, record_pages=64, block_pages=4, outstanding=8, read_ports=5
+            ),
+            gemm=GemmConfig(cores=1, rows=2, columns=4, max_k=1536, act_words=1536, weight_words=16, row_lanes=2),
             control=ControlConfig(scratch_words=8192, scratch_rows=64),
         ),
     ),
