@@ -1,6 +1,7 @@
 """From a board to its bitstream and into the board: files, figures, and what is said when something is missing."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from amaranth_boards.ulx3s import ULX3S_85F_Platform
 from fpga import build, flash, tools
 from fpga.boards import Board, board_named, board_names
 from fpga.design import pin_out
+from fpga.ecp5_pll import pll_parameters
 from golden.errors import UserError
 from rtl.config import PRESETS
 
@@ -93,6 +95,27 @@ def test_bad_arguments(arguments, message):
     with pytest.raises(UserError) as error:
         build.main(arguments)
     assert str(error.value) == message
+
+
+def test_pll_makes_the_clocks_that_are_asked_for():
+    found = pll_parameters(25_000_000, [(50_000_000, 0), (100_000_000, 0), (100_000_000, 180)])
+    oscillator = 25_000_000 / found["p_CLKI_DIV"] * found["p_CLKFB_DIV"] * found["p_CLKOP_DIV"]
+    assert oscillator == 600_000_000
+    assert [oscillator / found[f"p_{name}_DIV"] for name in ("CLKOP", "CLKOS", "CLKOS2")] == [50e6, 100e6, 100e6]
+    late = {name: found[f"p_{name}_CPHASE"] - found[f"p_{name}_DIV"] + 1 for name in ("CLKOP", "CLKOS", "CLKOS2")}
+    assert late == {"CLKOP": 0, "CLKOS": 0, "CLKOS2": 3}  # in cycles of the oscillator, of which six are 100 MHz
+
+
+@pytest.mark.parametrize(
+    "outputs, message",
+    [
+        ([(50_000_000, 0), (33_000_000, 0)], "outputs must have a common multiple from 400 to 800 MHz, not "),
+        ([(100_000_000, 45)], "phases must be whole cycles of 600000000 Hz, not 45 degrees of 100000000 Hz"),
+    ],
+)
+def test_pll_says_what_it_cannot_make(outputs, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        pll_parameters(25_000_000, outputs)
 
 
 def test_missing_program_is_named(monkeypatch):

@@ -8,8 +8,11 @@ from amaranth_boards.ecpix5 import ECPIX585Platform
 
 from fpga.boards import Board
 from fpga.design import MemoryDesign, pin_in, serial_line
+from fpga.ecp5_pll import add_pll
 
 __all__ = ["BOARD"]
+
+_CLOCK_HZ = 50_000_000  # the least that the memory's controller works with
 
 #: what the board's pins are called at the controller
 _PINS = {
@@ -28,7 +31,7 @@ _PINS = {
 
 
 class _Clocks(Elaboratable):
-    """From 100 MHz: ``init`` at 25 MHz; ``twice`` at 100 MHz for the memory, which can be stopped; ``sync`` half of it.
+    """``init`` at 25 MHz; ``twice`` for the memory, which can be stopped; ``sync`` at half its rate.
 
     Members: ``stop`` and ``reset``, which the PHY drives.
     """
@@ -38,52 +41,12 @@ class _Clocks(Elaboratable):
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        clock, locked, fast = pin_in(m, platform.request("clk100", dir="-"), "clk"), Signal(), Signal()
+        fast = Signal()
         m.domains.sync = sync = ClockDomain()
         m.domains.init = init = ClockDomain()
         m.domains.twice = twice = ClockDomain(reset_less=True)
-        # The oscillator runs at 600 MHz.
-        m.submodules.pll = Instance(
-            "EHXPLLL",
-            a_FREQUENCY_PIN_CLKI="100",
-            a_FREQUENCY_PIN_CLKOP="25",
-            a_FREQUENCY_PIN_CLKOS="100",
-            a_ICP_CURRENT="12",
-            a_LPF_RESISTOR="8",
-            a_MFG_ENABLE_FILTEROPAMP="1",
-            a_MFG_GMCREF_SEL="2",
-            p_CLKI_DIV=4,
-            p_CLKFB_DIV=1,
-            p_FEEDBK_PATH="CLKOP",
-            p_OUTDIVIDER_MUXA="DIVA",
-            p_OUTDIVIDER_MUXB="DIVB",
-            p_PLLRST_ENA="DISABLED",
-            p_INTFB_WAKE="DISABLED",
-            p_STDBY_ENABLE="DISABLED",
-            p_DPHASE_SOURCE="DISABLED",
-            p_CLKOP_ENABLE="ENABLED",
-            p_CLKOP_DIV=24,
-            p_CLKOP_CPHASE=23,
-            p_CLKOP_FPHASE=0,
-            p_CLKOS_ENABLE="ENABLED",
-            p_CLKOS_DIV=6,
-            p_CLKOS_CPHASE=5,
-            p_CLKOS_FPHASE=0,
-            i_CLKI=clock,
-            i_CLKFB=init.clk,
-            i_RST=Const(0),
-            i_STDBY=Const(0),
-            i_PHASESEL0=Const(0),
-            i_PHASESEL1=Const(0),
-            i_PHASEDIR=Const(1),
-            i_PHASESTEP=Const(1),
-            i_PHASELOADREG=Const(1),
-            i_PLLWAKESYNC=Const(0),
-            i_ENCLKOP=Const(0),
-            o_CLKOP=init.clk,
-            o_CLKOS=fast,
-            o_LOCK=locked,
-        )
+        outputs = ((init.clk, 25_000_000, 0), (fast, 2 * _CLOCK_HZ, 0))
+        locked = add_pll(m, pin_in(m, platform.request("clk100", dir="-"), "clk"), 100_000_000, outputs)
         m.submodules.gate = Instance("ECLKSYNCB", i_ECLKI=fast, i_STOP=self.stop, o_ECLKO=twice.clk)
         m.submodules.half = Instance(
             "CLKDIVF",
@@ -93,7 +56,7 @@ class _Clocks(Elaboratable):
             i_RST=self.reset,
             o_CDIVX=sync.clk,
         )
-        platform.add_clock_constraint(sync.clk, 50e6)
+        platform.add_clock_constraint(sync.clk, _CLOCK_HZ)
         m.submodules.init_reset = ResetSynchronizer(~locked, domain="init")
         m.submodules.sync_reset = ResetSynchronizer(~locked | self.reset, domain="sync")
         return m
@@ -129,7 +92,7 @@ BOARD = Board(
     name="ecpix5-85f",
     summary="ECPIX-5, LFE5UM5G-85F, 512 MB DDR3: the accelerator, preset ulx3s",
     preset="ulx3s",
-    clock_hz=50_000_000,
+    clock_hz=_CLOCK_HZ,
     platform=ECPIX585Platform,
     top=_Top,
     loader="ecpix5",
