@@ -48,11 +48,12 @@ test: setup lint ## lint, type check and all tests on both simulators
 	SIM='$(SIM)' SEED='$(SEED)' WAVES='$(WAVES)' $(PYTHON_ENV) -m pytest -m "not nightly" -n $(JOBS) -q \
 		--junit-xml=build/junit/pytest.xml
 
-nightly: setup ## all tests, the long ones too, with fresh random vectors, and the full evaluation
+nightly: setup ## all tests, the long ones too, with fresh random vectors, the full evaluation, place and route of a board
 	@mkdir -p build/junit build/nightly
 	SIM='$(SIM)' SEED='$(SEED)' $(PYTHON_ENV) -m pytest -n $(JOBS) -q --junit-xml=build/junit/nightly.xml
 	OPENBLAS_NUM_THREADS=$(JOBS) $(PYTHON_ENV) -m golden.evaluate --context 4096 --method all --json build/nightly/evaluation.json \
 		--plot build/nightly/evaluation.png
+	$(PYTHON_ENV) -m fpga.build --board ulx3s-85f --seeds 1,2,3
 
 sim: setup ## run the simulator tests of one block or of all: SIM= TEST= SEED= WAVES=
 	@$(PYTHON_ENV) -m sim.runner --test '$(TEST)' --sim '$(SIM)' --seed '$(SEED)' --waves '$(WAVES)' --jobs '$(JOBS)'
