@@ -6,7 +6,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -23,17 +23,17 @@ from rtl.build import CommandParser, fix_hashes
 from rtl.cache.cache import KvCache
 from rtl.config import PRESETS, AcceleratorConfig, load_config, preset
 
-__all__ = ["main", "report", "table"]
+__all__ = ["line", "main", "report"]
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """Lines, one for each part."""
-    lines = ["part    words compared  mismatches       cycles   link bytes  seconds  what"]
-    for row in rows:
-        cycles = f"{row.cycles:,}" if row.cycles else "-"
-        counts = f"{row.words:14,}  {row.mismatches:10,}  {cycles:>11}  {row.link_bytes:11,}"
-        lines.append(f"{row.part:7} {counts}  {row.seconds:7.2f}  {row.what}")
-    return lines
+HEADING = "part    words compared  mismatches       cycles   link bytes  seconds  what"
+
+
+def line(row: Row) -> str:
+    """A part's line of the table."""
+    cycles = f"{row.cycles:,}" if row.cycles else "-"
+    counts = f"{row.words:14,}  {row.mismatches:10,}  {cycles:>11}  {row.link_bytes:11,}"
+    return f"{row.part:7} {counts}  {row.seconds:7.2f}  {row.what}"
 
 
 def _controller(config: AcceleratorConfig, memory: str) -> Callable[[Any, BoardInformation], None]:
@@ -104,18 +104,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.json and not args.json.resolve().parent.is_dir():
         raise UserError(f"cannot write {args.json}: there is no directory {args.json.resolve().parent}")
     plan = prepare(config, groups=args.groups, heads=args.heads, steps=args.steps, progress=progress)
+    rows: list[Row] = []
+
+    def passed(row: Row) -> None:
+        rows.append(row)
+        print(line(row), flush=True)
+
     with ExitStack() as stack:
         port = stack.enter_context(_simulated(config)) if args.simulate else args.port
         client = stack.enter_context(Client(port, baud=args.baud, timeout=args.timeout))
-        board, rows, fault = run(
+        print(HEADING, flush=True)
+        board, fault = run(
             client,
             plan,
             initialize=_controller(config, args.memory),
             random_words=args.random_words,
+            passed=passed,
             patience=args.patience,
             progress=progress,
         )
-    return report(board, config, rows, fault, args.json)
+        errors = asdict(client.errors)
+    if args.json:
+        record = {"board": asdict(board), "config": config.to_dict(), "parts": [asdict(row) for row in rows]}
+        _write(args.json, {**record, "link": errors, "fault": fault})
+    return report(board, rows, errors, fault)
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 @contextmanager
@@ -132,18 +151,11 @@ def _simulated(config: AcceleratorConfig) -> Iterator[str]:
         raise UserError(f"the simulated board failed: {error}") from None
 
 
-def report(
-    board: BoardInformation, config: AcceleratorConfig, rows: Sequence[Row], fault: str | None, path: Path | None
-) -> int:
-    """Print and write what has come out; returns the exit code."""
+def report(board: BoardInformation, rows: Sequence[Row], errors: Mapping[str, int], fault: str | None) -> int:
+    """Print what has come out behind the table; returns the exit code."""
     print(f"board at {board.clock_hz / 1e6:g} MHz with {board.dram_bytes:,} bytes of DRAM")
-    print("\n".join(table(rows)))
-    if path:
-        record = {"board": asdict(board), "config": config.to_dict(), "parts": list(map(asdict, rows)), "fault": fault}
-        try:
-            path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}") from error
+    if any(errors.values()):
+        print("put right on the line: " + ", ".join(f"{count} {name}" for name, count in errors.items() if count))
     if fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1

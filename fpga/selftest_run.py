@@ -56,11 +56,19 @@ class _FaultCase:
 
 
 class _Tester:
-    """Carries out parts; ``rows`` are those of what has passed."""
+    """Carries out parts; ``passed`` gets a row of each that has passed."""
 
-    def __init__(self, link: Link, config: AcceleratorConfig, *, patience: float, progress: bool) -> None:
+    def __init__(
+        self,
+        link: Link,
+        config: AcceleratorConfig,
+        *,
+        passed: Callable[[Row], object],
+        patience: float,
+        progress: bool,
+    ) -> None:
         self.host, self.config, self.progress = Host(link, config, patience=patience), config, progress
-        self.rows: list[Row] = []
+        self._passed = passed
 
     @contextmanager
     def _bar(self, part: str, steps: int) -> Iterator[Callable[[int], object]]:
@@ -69,7 +77,7 @@ class _Tester:
 
     @contextmanager
     def _measured(self, part: str, what: str, cores: Sequence[str] = ()) -> Iterator[Callable[[int], None]]:
-        """Adds a row when the part has passed; call what it gives with the number of words compared."""
+        """Gives a row when the part has passed; call what it gives with the number of words compared."""
         words = 0
 
         def compared(count: int) -> None:
@@ -79,7 +87,7 @@ class _Tester:
         before, began = self.host.bytes_moved, time.perf_counter()
         yield compared
         cycles = max((self.host.busy(core) for core in cores), default=0)
-        self.rows.append(
+        self._passed(
             Row(
                 part=part,
                 what=what,
@@ -260,10 +268,11 @@ def run(
     *,
     initialize: Callable[[Any, BoardInformation], object],
     random_words: int = RANDOM_WORDS,
+    passed: Callable[[Row], object],
     patience: float = 15.0,
     progress: bool = False,
-) -> tuple[BoardInformation, list[Row], str | None]:
-    """All parts of the test; returns the board, a row for each part that has passed, and what is wrong, if anything is.
+) -> tuple[BoardInformation, str | None]:
+    """All parts of the test; returns the board, and what is wrong, if anything is.
 
     Parameters
     ----------
@@ -271,11 +280,12 @@ def run(
     plan: what to do.
     initialize: makes the DRAM controller ready, given link and board; raises `UserError` when that fails.
     random_words: of the test of memory.
+    passed: gets a row for each part that has passed.
     patience: seconds without any progress after which the board counts as hanging.
 
     Raises `UserError` when there is another board, or too little memory.
     """
-    tester = _Tester(link, plan.config, patience=patience, progress=progress)
+    tester = _Tester(link, plan.config, passed=passed, patience=patience, progress=progress)
     board = tester.board()
     room = min(board.dram_bytes, 1 << plan.config.cache.addr_bits)
     if plan.size > room:
@@ -291,5 +301,5 @@ def run(
         tester.faults(settings, plan.rings)
         tester.part(plan.after)
     except (BoardError, UserError) as error:  # the link's are of the second kind
-        return board, tester.rows, str(error)
-    return board, tester.rows, None
+        return board, str(error)
+    return board, None

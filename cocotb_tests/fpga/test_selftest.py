@@ -13,8 +13,9 @@ from cocotb_tests.control.system import LoggedAccelerator
 from cocotb_tests.fpga.fake_board import FakeBoard
 from cocotb_tests.lib import launch
 from cocotb_tests.lib.dram import DRAM_SOURCES
+from fpga import selftest
+from fpga.client import Errors
 from fpga.host import describe
-from fpga.selftest import report
 from fpga.selftest_data import settings_for
 from fpga.selftest_run import Plan, Row, prepare, run
 from golden.control.commands import LINE_BYTES, Command, Error, Opcode
@@ -23,6 +24,7 @@ from rtl.config import PRESETS, preset
 
 DRAM_BYTES = 1 << 20
 TINY = preset("tiny")
+PARTS = ["board", "memory", "dsq", "heads", "gemm", "faults", "step"]
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +38,15 @@ def board(plan: Plan) -> FakeBoard:
 
 
 def carry_out(board: FakeBoard, plan: Plan) -> tuple[list[Row], str | None]:
-    ready = []
-    information, rows, fault = run(
-        board, plan, initialize=lambda link, information: ready.append(link), random_words=64, patience=0.1
+    ready: list[Any] = []
+    rows: list[Row] = []
+    information, fault = run(
+        board,
+        plan,
+        initialize=lambda link, information: ready.append(link),
+        random_words=64,
+        passed=rows.append,
+        patience=0.1,
     )
     assert ready == [board]
     assert information.dram_bytes == DRAM_BYTES
@@ -70,7 +78,7 @@ def flip(board: FakeBoard, address: int) -> None:
 def test_good_board_passes(board, plan):
     rows, fault = carry_out(board, plan)
     assert fault is None
-    assert names(rows) == ["board", "memory", "dsq", "heads", "gemm", "faults", "step"]
+    assert names(rows) == PARTS
     assert all(row.words > 0 and row.mismatches == 0 and row.link_bytes > 0 for row in rows)
     assert all(row.cycles > 0 for row in rows if row.part in ("dsq", "heads", "gemm", "step"))
 
@@ -119,7 +127,7 @@ def test_something_else_is_refused(board, plan):
 def test_small_memory_is_refused(board, plan):
     board.information[2] = 4096
     with pytest.raises(UserError, match=r"^--groups and --heads must be fewer: [\d,]+ bytes are needed, 4,096"):
-        run(board, plan, initialize=lambda link, information: None)
+        carry_out(board, plan)
 
 
 def test_bad_data_bit_is_found(board, plan):
@@ -213,18 +221,77 @@ def test_details_of_errors_are_told():
     assert describe(Error.MEMORY, 0) == "MEMORY"
 
 
-def test_report_tells_all_figures(board, plan, tmp_path, capsys):
-    information, rows, fault = run(board, plan, initialize=lambda link, information: None, random_words=64)
+class Connection:
+    """In the place of `fpga.client.Client`."""
+
+    def __init__(self, board: FakeBoard) -> None:
+        self.board, self.errors = board, Errors(retries=3)
+
+    def __call__(self, port: str, **options: Any) -> "Connection":
+        assert port == "socket://localhost:1" and options == {"baud": 3_000_000, "timeout": 1.0}
+        return self
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.board, name)
+
+
+def call(board: FakeBoard, plan: Plan, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The command, with that board at its port; returns the exit code."""
+    monkeypatch.setattr(selftest, "Client", Connection(board))
+    monkeypatch.setattr(selftest, "prepare", lambda config, **sizes: plan)
+    monkeypatch.setattr(selftest.dram, "initialize", lambda link, controller: None)
+    with pytest.raises(SystemExit) as ended:
+        selftest.main(["--port", "socket://localhost:1", "--preset", "tiny", *arguments])
+    return int(ended.value.code)
+
+
+def test_command_tells_all_figures(board, plan, tmp_path, monkeypatch, capsys):
     path = tmp_path / "figures.json"
-    assert report(information, TINY, rows, fault, path) == 0
-    printed = capsys.readouterr().out
+    assert call(board, plan, monkeypatch, "--json", str(path)) == 0
+    printed = capsys.readouterr().out.splitlines()
     record = json.loads(path.read_text())
-    assert record["config"] == TINY.to_dict() and record["fault"] is None
-    assert [own["part"] for own in record["parts"]] == names(rows)
-    assert f"all {sum(own['words'] for own in record['parts']):,} words equal golden" in printed
-    assert report(information, TINY, rows[:2], "something differs", path) == 1
-    assert capsys.readouterr().err == "error: something differs\n"
-    assert json.loads(path.read_text())["fault"] == "something differs"
+    parts = record["parts"]
+    assert record["config"] == TINY.to_dict() and record["fault"] is None and record["link"]["retries"] == 3
+    assert printed[0] == selftest.HEADING
+    for text, part in zip(printed[1 : 1 + len(parts)], parts, strict=True):
+        figures = text.split()
+        assert figures[0] == part["part"] and figures[1] == f"{part['words']:,}" and figures[2] == "0"
+    assert printed[-3:] == [
+        "board at 25 MHz with 1,048,576 bytes of DRAM",
+        "put right on the line: 3 retries",
+        f"all {sum(part['words'] for part in parts):,} words equal golden",
+    ]
+
+
+def test_command_tells_the_first_difference(board, plan, tmp_path, monkeypatch, capsys):
+    board.flips = [(4, 0)]
+    path = tmp_path / "figures.json"
+    assert call(board, plan, monkeypatch, "--json", str(path)) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: memory, a one walking over data bits: 1 of 32 words differ")
+    assert json.loads(path.read_text())["fault"] in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "one of the arguments --port --simulate is required (see --help)"),
+        (["--port", "loop://"], "one of --board, --preset, --config must tell what accelerator the board has"),
+        (["--port", "loop://", "--board", "x"], "board must be one of "),
+        (["--port", "loop://", "--preset", "tiny", "--json", "none/x"], "cannot write none/x: there is no directory "),
+    ],
+)
+def test_rejects_impossible_options(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        selftest.main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize(
@@ -254,3 +321,15 @@ def test_rtl_passes(plan, simulator, tmp_path):
         simulators=simulator,
         sources=DRAM_SOURCES,
     )
+
+
+@pytest.mark.nightly
+def test_simulated_board_passes(tmp_path, capsys):
+    """Down to the pins of serial line and SDRAM."""
+    path = tmp_path / "figures.json"
+    with pytest.raises(SystemExit) as ended:
+        selftest.main(["--simulate", "--preset", "tiny", "--groups", "1", "--steps", "1", "--json", str(path)])
+    assert ended.value.code == 0, capsys.readouterr().err
+    record = json.loads(path.read_text())
+    assert [part["part"] for part in record["parts"]] == PARTS
+    assert not any(record["link"].values())
