@@ -22,7 +22,7 @@ def _read(sequence: int, address: int, words: int, *, fixed: int = 0) -> Request
 def corner_requests(max_words: int) -> list[Request]:
     """Every operation, status and end of a range; sequence numbers that repeat and that wrap."""
     n, counter, faulty = max_words, WORD_BYTES * COUNTER, WORD_BYTES * FAULTY
-    every = [(1 << 32) - 1 - k * 0x01020304 for k in range(n)]
+    every = [~(k * 0x01020304) & 0xFFFFFFFF for k in range(n)]
     hello = Request(operation=Operation.HELLO, sequence=0)
     return [
         _read(0, 0, 1),  # before any HELLO
@@ -38,7 +38,7 @@ def corner_requests(max_words: int) -> list[Request]:
         _read(3, counter, 1),  # new after HELLO
         _write(4, counter, every, fixed=FIXED),
         _read(5, counter - WORD_BYTES * (n - 1), n),
-        *(request for k in {0, n // 2, n - 1} for request in (_read(6 + k, faulty - WORD_BYTES * k, n),) * 2),
+        *(request for k in {0, n // 2, n - 1} for request in (_read((6 + k) % 250, faulty - WORD_BYTES * k, n),) * 2),
         _write(255, faulty - WORD_BYTES * (n // 2), every),
         _write(255, faulty - WORD_BYTES * (n // 2), every),
         _read(0, TOP - WORD_BYTES * (n // 2), n),

@@ -252,7 +252,7 @@ async def meets_latency_and_throughput(dut):
         await bench.receive(REPLY_BYTES + 4 * n)
         begun = [time / PERIOD_PS - zero for time in bench.begun]
         accesses, results = bench.accesses.transfers[-n:], bench.results.transfers[-n:]
-        assert 5 < accesses[0] - last_bit - bit / 2 < 9, f"access {accesses[0] - last_bit} cycles after the stop bit"
+        assert 4 < accesses[0] - last_bit - bit / 2 < 8, f"access {accesses[0] - last_bit} cycles after the stop bit"
         assert accesses == [accesses[0] + 4 * k for k in range(n)]
         assert results == [access + 1 for access in accesses]
         assert round(begun[0]) - results[-1] == 3, f"reply {begun[0] - results[-1]} cycles after the last result"

@@ -60,11 +60,10 @@ def test_matches_golden_at_a_fraction_of_the_clock(simulator):
 
 @pytest.mark.nightly
 @launch.simulators("verilator")
-@pytest.mark.parametrize("clock_hz, max_words", [(9, 2), (4, 256), (50, 256)])
-def test_matches_golden_in_further_geometries(simulator, clock_hz, max_words):
-    baud = 6 if clock_hz == 50 else clock_hz // 4
+@pytest.mark.parametrize("clock_hz, baud, max_words, requests", [(9, 2, 2, 40), (25, 3, 32, 10), (4, 1, 256, 3)])
+def test_matches_golden_in_further_geometries(simulator, clock_hz, baud, max_words, requests):
     config = LinkConfig(clock_hz=clock_hz, baud=baud, max_words=max_words, pause_bytes=7, watchdog_cycles=1000)
-    run(simulator, config, requests=40)
+    run(simulator, config, requests=requests)
 
 
 @pytest.mark.parametrize(

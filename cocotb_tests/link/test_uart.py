@@ -9,7 +9,14 @@ from amaranth.sim import Simulator
 from cocotb_tests.lib import rng
 from rtl.link._uart import UartReceiver, UartTransmitter, phase_step
 
-RATES = [(4, 1), (50_000_000, 3_000_000), (25_000_000, 3_000_000), (12_000_000, 1_000_000), (48_000_000, 115_200)]
+RATES = [
+    (4, 1),
+    (50_000_000, 3_000_000),
+    (9, 2),
+    (25_000_000, 3_000_000),
+    (12_000_000, 1_000_000),
+    (48_000_000, 115_200),
+]
 
 
 @pytest.mark.parametrize("clock_hz, baud", [*RATES, (100_000_000, 9_600), (50_000_000, 12_500_000), (33, 7)])
@@ -50,7 +57,7 @@ def _frame(byte: int, stop: int = 1) -> list[int]:
     return [0, *(byte >> n & 1 for n in range(8)), stop]
 
 
-@pytest.mark.parametrize("clock_hz, baud", RATES[:4])
+@pytest.mark.parametrize("clock_hz, baud", [*RATES[:4], (17, 4), (19, 4), (5, 1), (13, 2)])
 @pytest.mark.parametrize("skew", [-2, 0, 2])
 def test_receives_bytes_of_senders_that_are_a_little_off(clock_hz, baud, skew):
     """Back to back, 2 % faster and slower, wherever edges lie in a cycle."""
@@ -58,7 +65,7 @@ def test_receives_bytes_of_senders_that_are_a_little_off(clock_hz, baud, skew):
     sent = [0x00, 0xFF, 0x55, 0xAA, 0x01, 0x80, *draw.randbytes(10)]
     bits = [bit for byte in sent for bit in _frame(byte)]
     clocks = Fraction(clock_hz, baud) * Fraction(100 + skew, 100)
-    for phase in (Fraction(0), Fraction(7, 10)):
+    for phase in (Fraction(0), Fraction(3, 10), Fraction(7, 10)) if clocks < 10 else (Fraction(1, 2),):
         assert _received(_levels(bits, clocks, phase), clock_hz, baud) == sent
 
 
@@ -71,7 +78,7 @@ def test_reports_wrong_stop_bits_and_waits_for_the_line(clock_hz, baud):
     assert _received(_levels([0] * 55 + [1] + _frame(0x78), clocks), clock_hz, baud) == [None, 0x78]
 
 
-@pytest.mark.parametrize("clock_hz, baud", RATES[1:3])
+@pytest.mark.parametrize("clock_hz, baud", RATES[1:5:2])
 def test_ignores_what_is_too_short_for_a_start_bit(clock_hz, baud):
     clocks = Fraction(clock_hz, baud)
     short = [0] * int(clocks / 2 - 2)

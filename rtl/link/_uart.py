@@ -33,6 +33,7 @@ class UartReceiver(wiring.Component):
     stop bit the line must be high before the next byte begins.
 
     Latency: ``valid`` (or ``error``) comes two cycles and half a bit after the stop bit begins, give or take a cycle.
+    Senders may be 2 % faster or slower, at any number of cycles in a bit.
 
     Parameters
     ----------
@@ -59,7 +60,8 @@ class UartReceiver(wiring.Component):
         m.d.sync += phase.eq(following)
         with m.FSM():
             with m.State("IDLE"):
-                m.d.sync += [phase.eq(1 << self._bits - 1), count.eq(0)]
+                # A cycle more than half a bit: the edge is seen up to one late, and so is the overflow.
+                m.d.sync += [phase.eq((1 << self._bits - 1) + self._step), count.eq(0)]
                 with m.If(~line):
                     m.next = "START"
             with m.State("START"), m.If(tick):
