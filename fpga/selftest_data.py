@@ -170,12 +170,12 @@ def real_projections(config: AcceleratorConfig) -> Sequence[RealProjection]:
     x = fixed_residuals(model.embed(_tokens(model)[positions]))[:, :k]
     epsilon = epsilon_code(c.norm_eps, k, RESIDUAL_FRACTION_BITS)
     qkv = (fold_norm(w.qkv, w.attention_norm)[0] @ basis)[:, :k]
-    heads = min(g.cores, len(qkv) // dim)
+    heads = min(max(g.cores, 2), len(qkv) // dim)
     turned = Command(
         norm=Norm.RMS,
         epsilon=epsilon,
         function=Function.ROTARY,
-        rotary_columns=max(heads - 1, 1) * dim,
+        rotary_columns=(heads - 1) * dim,
         head_dim=dim,
         narrow=True,
     )
