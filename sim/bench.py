@@ -273,10 +273,9 @@ def parser() -> argparse.ArgumentParser:
         "has the timing of a named part (Verilator). Every output, record, INT8 token and state of attention is "
         "compared with golden, bit for bit.",
         epilog="--schedule, --kv and --fusion take a value for each run, or one for all; ratios are those to the first "
-        "run. port busy: words in the busier direction of the AXI port, one a cycle at most. arrays: multiplications of the "
-        "GEMM arrays. "
-        "Contexts beyond the model's are caches of several texts side by side; sequences beyond the texts are "
-        "a token shorter each. Exit code: 0, or 1 when hardware and golden differ, 2 for impossible options.",
+        "run. port busy: words in the busier direction of the AXI port, one a cycle at most. arrays: products of "
+        "the GEMM arrays. Contexts beyond the model's are caches of several texts side by side; sequences beyond the "
+        "texts are a token shorter each. Exit code: 0, or 1 when hardware and golden differ, 2 for impossible options.",
     )
     made.add_argument("--model", metavar="FILE", help="GGUF file (default: the embedded SmolLM2-135M-Instruct)")
     made.add_argument(
