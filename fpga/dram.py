@@ -139,6 +139,11 @@ class Controller:
         """Verilog of the cells at the pins: ``ecp5`` or ``generic``."""
         return CELLS[kind].read_text()
 
+    @property
+    def memory_phase(self) -> int:
+        """Degrees by which SDR's clock at the pin follows ``clk2x``: it rises 5 ns before ``clk2x`` does."""
+        return 360 - round(360 * self.clocks["clk2x"] * 5e-9)
+
     @classmethod
     def generate(cls, config: ControllerConfig, name: str = "dram_controller") -> "Controller":
         """Have LiteDRAM make one. Takes a second or two, once in a process."""

@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 CHIP = Path(__file__).resolve().parent / "sdram_model.v"
+FAR = CHIP.with_name("sdram_far.v")
 
 _INCR = 1
 _COUNTERS = ("refreshes", "activates", "reads", "writes")
@@ -66,10 +67,11 @@ class WishboneSignature(wiring.Signature):
         super().__init__({**{name: Out(bits) for name, bits in out.items()}, "dat_r": In(32), "ack": In(1)})
 
 
-def board_sources(controller: Controller, **parameters: int) -> list[Path]:
+def board_sources(controller: Controller, *, far: bool = False, **parameters: int) -> list[Path]:
     """Verilog files of module ``dram_board``: the controller and the model, its pins inside, other ports outside.
 
-    ``parameters`` are those of module ``sdram_chip`` that are not as there; the clock's period is the controller's.
+    ``parameters`` are those of module ``sdram_chip``, or of ``sdram_far``, that are not as there; the clock's period is
+    the controller's.
     """
     parameters = {"PERIOD_PS": 10**12 // controller.clocks["clk2x"], **parameters}
     pins = [port for port in controller.ports if port.name.startswith("dram_")]
@@ -84,7 +86,7 @@ def board_sources(controller: Controller, **parameters: int) -> list[Path]:
         ");",
         *(f"  wire [{pin.width - 1}:0] {pin.name};" for pin in pins),
         f"  {controller.name} controller(" + ", ".join(f".{p.name}({p.name})" for p in controller.ports) + ");",
-        "  sdram_chip #("
+        f"  sdram_{'far' if far else 'chip'} #("
         + ", ".join(f".{name}({value})" for name, value in parameters.items())
         + ") chip(.clk(clk2x), "
         + ", ".join(f".{pin.name.removeprefix('dram_')}({pin.name})" for pin in pins)
@@ -97,7 +99,7 @@ def board_sources(controller: Controller, **parameters: int) -> list[Path]:
     path = ROOT / "build" / "dram" / f"board-{hashlib.sha256(text.encode()).hexdigest()[:12]}.v"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    return [path, CHIP]
+    return [path, CHIP, *([FAR] if far else [])]
 
 
 class DramBoard(wiring.Component):
@@ -174,7 +176,7 @@ class DramTraffic(wiring.Component):
     random : to random addresses, multiples of the burst; else to one after another
     length : words of a burst less one, one less than a power of two
     words_read, words_written : since ``clear``
-    wrong : words read that are not their address, since ``clear``
+    wrong : words read that are not the count of those before, since ``clear``; none if no address was random
     """
 
     def __init__(self, controller: Controller) -> None:
@@ -230,12 +232,11 @@ class DramTraffic(wiring.Component):
         with m.If(axi.awvalid & axi.awready):
             m.d.sync += [busy.eq(1), left.eq(self.length), word.eq(axi.awaddr >> 2)]
 
-        # Reads of one burst come in order; its number of words is a power of two.
         got = axi.rvalid & axi.rready
-        inside = Signal(8)
+        expected = Signal(self.word_bits)
         with m.If(got):
-            m.d.sync += [self.words_read.eq(self.words_read + 1), inside.eq(Mux(axi.rlast, 0, inside + 1))]
-            with m.If(((axi.rdata & self.length) != inside) | (axi.rlast != (inside == self.length))):
+            m.d.sync += [self.words_read.eq(self.words_read + 1), expected.eq(expected + 1)]
+            with m.If(axi.rdata != expected):
                 m.d.sync += self.wrong.eq(self.wrong + 1)
         with m.If(self.clear):
             m.d.sync += [self.words_read.eq(0), self.words_written.eq(0), self.wrong.eq(0)]

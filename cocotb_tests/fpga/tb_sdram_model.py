@@ -209,10 +209,9 @@ async def notices_wrong_commands(dut):
 async def notices_missing_refreshes(dut):
     """From the first opened row on: before it there is no content."""
     pins = await ready(dut)
-    await cycles(dut, 3 * REFI)
     await pins.give("act", RAS)
     await pins.give("pre", RP, 0, ALL)
-    await pins.play([("ref", REFI), ("ref", REFI), ("ref", 2 * REFI - 10), ("ref", RFC)])
+    await pins.play([("ref", REFI), ("ref", REFI), ("ref", 2 * REFI - 30), ("ref", RFC)])
     assert await pins.broken() == []
     await cycles(dut, 2 * REFI)
     assert await pins.broken() == [Rule.REFRESH]
