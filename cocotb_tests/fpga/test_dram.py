@@ -85,7 +85,7 @@ def test_single_accesses_take_their_figures(simulator):
     run(DramBoard, simulator, "single", figures=FIGURES)
 
 
-# ns, of the fastest and the slowest FPGA and memory that are assumed: registers to pins, pins to registers, from a clock
+# ns, of the fastest and the slowest FPGA and memory assumed: registers to pins, pins to registers, from a clock
 # edge to its word, and from the next one to the end of it.
 CORNERS = {"fast": (2.5, 0.5, 5.0, 2.5), "slow": (6.0, 1.5, 6.0, 2.5)}
 SIMULATED_NS = 5  # of clk2x, whatever it is on the board
