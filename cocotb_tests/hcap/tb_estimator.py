@@ -154,9 +154,9 @@ class Bench:
         self._compare("sound_items", packed(model.sound_items, ITEMS.bit_length()))
         for name, expected in self._expected.items():
             self._compare(name, expected)
-        if item is not None:
-            self._compare("o_item", model.items[item])
         self._expected = {}
+        if item is not None:
+            self._expected["o_item"] = model.items[item]
         if base is not None:
             self._expected["o_base"] = model.bases[base]
         if token is not None:

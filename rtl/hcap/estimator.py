@@ -52,7 +52,7 @@ class Estimator(wiring.Component):
     top : the largest score of the INT8 tokens of each tile
     sound_items : groups of each tile whose record is sound
     base_tile, base_item, base_index, o_base : an entry, in the next cycle
-    item_tile, item_item, o_item : of a group, at once
+    item_tile, item_item, o_item : of a group, in the next cycle
     token_tile, token_index, o_token : scores of an INT8 token, in the next cycle
     """
 
@@ -140,8 +140,10 @@ class Estimator(wiring.Component):
             read.addr.eq(address(self.base_tile, self.base_item, self.base_index)),
             self.o_base.eq(read.data),
         ]
-        m.submodules.items = items = Memory(shape=item_layout(), depth=1 << (item_bits + 1), init=[])
-        write, read = items.write_port(), items.read_port(domain="comb")
+        m.submodules.items = items = Memory(
+            shape=item_layout(), depth=1 << (item_bits + 1), init=[], attrs=NO_COLLISIONS
+        )
+        write, read = items.write_port(), items.read_port()
         m.d.comb += [
             write.en.eq(self.valid & self.end),
             write.addr.eq(Cat(self.item, self.tile)),

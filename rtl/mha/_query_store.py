@@ -1,6 +1,6 @@
 """Part of ScoreArray: the queries that rows are scored against."""
 
-from amaranth.hdl import Array, Module, Mux, Signal, Value, signed
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -136,17 +136,21 @@ class QueryStore(wiring.Component):
         with m.If(held_valid & held.shaped):
             m.d.sync += total.eq(total_next)
         for head in range(len(self.scales)):
-            scales = [[Signal(8, name=f"scale_{head}_{slot}_{form}") for form in range(2)] for slot in range(SLOTS)]
-            offsets = [Signal(signed(offset_bits(c)), name=f"offset_{head}_{slot}") for slot in range(SLOTS)]
-            for slot in range(SLOTS):
-                with m.If(held_valid & (held.head == head) & (held.slot == slot)):
-                    with m.If(held.shaped):
-                        m.d.sync += [scales[slot][1].eq(held.scale), offsets[slot].eq(total_next)]
-                    with m.Else():
-                        m.d.sync += scales[slot][0].eq(held.scale)
-            plain, shaped = (Array(kept[form] for kept in scales)[self.scale_slot] for form in range(2))
+            own = held_valid & (held.head == head)
+            m.submodules[f"scales_{head}"] = scales = Memory(shape=8, depth=2 * SLOTS, init=[])
+            m.submodules[f"offsets_{head}"] = offsets = Memory(shape=total.shape(), depth=SLOTS, init=[])
+            scale_write, offset_write = scales.write_port(), offsets.write_port()
+            scale_read, offset_read = scales.read_port(domain="comb"), offsets.read_port(domain="comb")
             m.d.comb += [
-                self.scales[head].eq(Mux(self.scale_shaped, shaped, plain)),
-                self.offsets[head].eq(Array(offsets)[self.offset_slot]),
+                scale_write.en.eq(own),
+                scale_write.addr.eq(Cat(held.shaped, held.slot)),
+                scale_write.data.eq(held.scale),
+                scale_read.addr.eq(Cat(self.scale_shaped, self.scale_slot)),
+                self.scales[head].eq(scale_read.data),
+                offset_write.en.eq(own & held.shaped),
+                offset_write.addr.eq(held.slot),
+                offset_write.data.eq(total_next),
+                offset_read.addr.eq(self.offset_slot),
+                self.offsets[head].eq(offset_read.data),
             ]
         return m

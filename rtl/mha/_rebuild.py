@@ -34,7 +34,7 @@ class RebuildEngine(wiring.Component):
     -------
     i : tiles; ``release`` strobes: the tile at hand may be filled anew
     table_tile, table_item, table_base, base : an entry of Estimator, in the next cycle
-    item, entry : scales and group of that item, at once
+    next_item, item, entry : scales and group of that item of the same tile, in the next cycle
     sound_items, top : of the estimator, by tile
     token_index, token_scores : scores of an INT8 token, in the next cycle
     o_ask : requests
@@ -54,6 +54,7 @@ class RebuildEngine(wiring.Component):
                 "release": Out(1),
                 "table_tile": Out(1),
                 "table_item": Out(item),
+                "next_item": Out(item),
                 "table_base": Out(base_bits(c)),
                 "base": In(base_layout(c)),
                 "item": In(item_layout()),
@@ -88,6 +89,7 @@ class RebuildEngine(wiring.Component):
         m.submodules.selector = selector = RunSelector(c)
         bases = 1 << base_bits(c)
         item, base = Signal.like(self.table_item), Signal(range(bases))
+        m.d.sync += item.eq(self.next_item)
         last_item = item == tile.items - 1
         last_base = base == self.entry.count - 1
         room, pending = self._reserve(m)
@@ -101,6 +103,7 @@ class RebuildEngine(wiring.Component):
         m.d.comb += [
             self.table_tile.eq(tile.tile),
             self.table_item.eq(item),
+            self.next_item.eq(item),
             self.table_base.eq(base),
             selector.i.valid.eq(counting & fresh),
             selector.i.payload.distance.eq(distance),
@@ -138,7 +141,8 @@ class RebuildEngine(wiring.Component):
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += [self.i.ready.eq(1), self.top_clear.eq(self.i.valid & self.i.payload.first)]
-                m.d.sync += [released.eq(0), item.eq(0), base.eq(0), tile.eq(self.i.payload)]
+                m.d.comb += self.next_item.eq(0)
+                m.d.sync += [released.eq(0), base.eq(0), tile.eq(self.i.payload)]
                 with m.If(self.i.valid):
                     m.next = "TOP"
             with m.State("TOP"):
@@ -157,24 +161,24 @@ class RebuildEngine(wiring.Component):
             with m.State("COUNT"):
                 m.d.comb += [counting.eq(1), walk.eq(self.item.sound)]
                 with m.If(~self.item.sound):
-                    m.d.sync += item.eq(item + 1)
+                    m.d.comb += self.next_item.eq(item + 1)
                     with m.If(last_item):
                         m.next = "LIMIT"
                 with m.Elif(step):
                     m.d.sync += base.eq(Mux(last_base, 0, base + 1))
                     with m.If(last_base):
-                        m.d.sync += item.eq(item + 1)
+                        m.d.comb += self.next_item.eq(item + 1)
                         with m.If(last_item):
                             m.next = "LIMIT"
             with m.State("LIMIT"):
-                m.d.comb += [counting.eq(1), selector.o.ready.eq(1)]
-                m.d.sync += [item.eq(0), bins_kept.eq(selector.o.payload)]
+                m.d.comb += [counting.eq(1), selector.o.ready.eq(1), self.next_item.eq(0)]
+                m.d.sync += bins_kept.eq(selector.o.payload)
                 with m.If(selector.o.valid):
                     m.next = "GROUP"
             with m.State("GROUP"):
                 m.d.sync += [lower.eq(0), runs.eq(0)]
                 with m.If(~self.item.sound):
-                    m.d.sync += item.eq(item + 1)
+                    m.d.comb += self.next_item.eq(item + 1)
                     with m.If(last_item):
                         m.next = "DRAIN"
                 with m.Elif(room & (pending != RING_ITEMS)):
@@ -191,7 +195,7 @@ class RebuildEngine(wiring.Component):
             with m.State("ASK"):
                 m.d.comb += asks.eq(1)
                 with m.If(~(lower.any() | runs.any())):
-                    m.d.sync += item.eq(item + 1)
+                    m.d.comb += self.next_item.eq(item + 1)
                     m.next = "GROUP"
                     with m.If(last_item):
                         m.next = "DRAIN"
@@ -204,11 +208,11 @@ class RebuildEngine(wiring.Component):
                 with m.If(self._all_read):
                     m.next = "NEAR"
             with m.State("NEAR"):
-                with m.If(self._wanted.any()):
+                with m.If(self._wanted_count != 0):
                     m.d.comb += self._block_taken.eq(1)
                     m.next = "SCALES"
                 with m.Else():
-                    m.d.sync += item.eq(item + 1)
+                    m.d.comb += self.next_item.eq(item + 1)
                     m.next = "BLOCK"
                     with m.If(last_item):
                         m.next = "DRAIN"
@@ -223,7 +227,7 @@ class RebuildEngine(wiring.Component):
                 with m.If(self.o_ask.ready):
                     m.next = "TOKEN"
                     with m.If(self._last_wanted):
-                        m.d.sync += item.eq(item + 1)
+                        m.d.comb += self.next_item.eq(item + 1)
                         m.next = "BLOCK"
                         with m.If(last_item):
                             m.next = "DRAIN"
@@ -396,32 +400,34 @@ class RebuildEngine(wiring.Component):
         c, tile, token = self.config, self._tile, self.o_token.payload
         tokens = c.dsq.group_tokens
         self._reading, self._ending, self._block_begin, self._row = (Signal() for _ in range(4))
-        self._wanted, self._all_read, self._last_wanted = Signal(tokens), Signal(), Signal()
-        count, marked = Signal(range(tokens)), Signal(range(tokens))
+        self._all_read, self._last_wanted = Signal(), Signal()
+        count, marked, place = (Signal(range(tokens), name=name) for name in ("count", "marked", "place"))
         reads = Signal()
-        one = self._wanted & (~self._wanted + 1)[:tokens]
-        wanted = Signal(range(tokens))  # the first token that is wanted
-        for index in range(tokens):
-            with m.If(one[index]):
-                m.d.comb += wanted.eq(index)
+        m.submodules.wanted = store = Memory(shape=range(tokens), depth=tokens, init=[])
+        write, read = store.write_port(), store.read_port(domain="comb")
+        wanted = read.data  # the token at ``place`` of those that are marked
         tops = self.top[tile.tile]
         distances = (top - score for top, score in zip(tops, self.token_scores, strict=True))
         near = ~tile.job.prune | Cat(distance <= tile.job.value_margin for distance in distances).any()
         m.d.comb += [
+            write.en.eq(reads & near),
+            write.addr.eq(self._wanted_count),
+            write.data.eq(marked),
+            read.addr.eq(place),
             self.token_index.eq(Cat(Mux(self._reading, count, wanted), block)),
             self._all_read.eq(reads & (marked == self.entry.count - 1)),
-            self._last_wanted.eq(self._wanted == one),
+            self._last_wanted.eq(place == self._wanted_count - 1),
             self._row_word.eq(block_words(c)[Piece.V_ROWS][0] + times(wanted, c.dsq.row_words(8))),
         ]
         m.d.sync += [reads.eq(self._reading & ~self._all_read), marked.eq(count)]
         with m.If(self._reading):
             m.d.sync += count.eq(count + 1)
         with m.If(reads & near):
-            m.d.sync += [self._wanted.bit_select(marked, 1).eq(1), self._wanted_count.eq(self._wanted_count + 1)]
+            m.d.sync += self._wanted_count.eq(self._wanted_count + 1)
         with m.If(self._row & self.o_ask.valid & self.o_ask.ready):
-            m.d.sync += self._wanted.eq(self._wanted ^ one)
+            m.d.sync += place.eq(place + 1)
         with m.If(self._block_begin):
-            m.d.sync += [count.eq(0), reads.eq(0), self._wanted.eq(0), self._wanted_count.eq(0)]
+            m.d.sync += [count.eq(0), reads.eq(0), place.eq(0), self._wanted_count.eq(0)]
         m.d.comb += [
             self.top_data.eq(tops),
             self.o_token.valid.eq((self._row & self.o_ask.ready) | self._ending),

@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for, ceil_log2
 
 from golden.mha.scores import SCORE_BITS
+from rtl.common.memory import NO_COLLISIONS
 from rtl.config import AcceleratorConfig
 from rtl.mha._query_store import SLOT_BITS, SLOTS
 from rtl.mha._requests import GROUP_BITS, Fault, Piece, RecordOffsets, ask_layout, block_words, times
@@ -82,8 +83,8 @@ class ScanEngine(wiring.Component):
     o_tile : tiles whose scan is complete; ``tile_free``: tiles that may be filled
     begin, begin_tile, clear, peak : of Estimator
     done, done_tile : the last row of an item of that tile has come
-    entry_tile, entry_item, o_entry : group and count of an item, at once
-    fault_tile, fault_item, fault_group : group of an item, at once
+    entry_tile, entry_item, o_entry : group and count of an item, in the next cycle
+    fault_tile, fault_item, fault_group : group of an item, in the next cycle
     fault_stb, o_fault : a bad item of the query in ``slot``
     """
 
@@ -224,9 +225,10 @@ class ScanEngine(wiring.Component):
     def _entries(self, m: Module, tile: Value, items: Value) -> Signal:
         """Memory of group and count of each item; returns the strobe that writes the item at hand."""
         taken = Signal()
-        m.submodules.entries = entries = Memory(shape=entry_layout(), depth=2 << self.item_bits, init=[])
-        write, read = entries.write_port(), entries.read_port(domain="comb")
-        faulty = entries.read_port(domain="comb")
+        m.submodules.entries = entries = Memory(
+            shape=entry_layout(), depth=2 << self.item_bits, init=[], attrs=NO_COLLISIONS
+        )
+        write, read, faulty = entries.write_port(), entries.read_port(), entries.read_port()
         m.d.comb += [
             write.en.eq(taken),
             write.addr.eq(Cat(items[: self.item_bits], tile)),

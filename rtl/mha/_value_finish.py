@@ -78,7 +78,7 @@ class ValueFinish(wiring.Component):
             m.d.sync += [valid[n].eq(valid[n - 1]), place[n].eq(place[n - 1])]
         first = ValueLanes.latency
         calibration = self._calibration(m, place[first - 1].channel)
-        numerator = self._numerator(m, place[first].head, calibration)
+        numerator = self._numerator(m, place[first - 1].head, place[first].head, calibration)
         quotient = self._divide(m, numerator, [stage.head for stage in place[first + 4 :]])
         self._gather(m, valid[-1], place[-1], quotient)
         return m
@@ -98,12 +98,12 @@ class ValueFinish(wiring.Component):
         ]
         return r.data
 
-    def _numerator(self, m: Module, head: Value, calibration: data.View) -> Value:
-        """Golden's numerator, four cycles later."""
-        heads = range(self.sizes.heads)
-        triples = Array(stored(m, f"triple_{h}", self.scaled_rest[h] + (self.scaled_rest[h] << 1)) for h in heads)
+    def _numerator(self, m: Module, next_head: Value, head: Value, calibration: data.View) -> Value:
+        """Golden's numerator, four cycles later; ``next_head`` is that of the channel behind."""
+        scaled_rest = Array(self.scaled_rest)[next_head]
+        triple = stored(m, "triple", scaled_rest + (scaled_rest << 1))
         # Three times the sum of scaled weights lies below 3/4 of the range of twice a delta sum.
-        odd = ((Array(self.delta)[head] << 1) - triples[head])[: self.sizes.delta_bits + 1].as_signed()
+        odd = ((Array(self.delta)[head] << 1) - triple)[: self.sizes.delta_bits + 1].as_signed()
         odd, exact, rest = (
             stored(m, name, value)
             for name, value in (("odd", odd), ("exact_1", Array(self.exact)[head]), ("rest_1", Array(self.rest)[head]))

@@ -21,8 +21,8 @@ __all__ = ["ValueLanes"]
 class ValueLanes(wiring.Component):
     """Sums of one head, for two rows: one accumulates while the other is read.
 
-    A step passes three registers: operands (the inputs), digit products, terms. Then the sums are read, changed and
-    written within one cycle, so steps follow each other in any order. Nothing stalls.
+    A step passes three registers: operands (the inputs), digit products, terms. Then the sums are changed and written
+    within one cycle, so steps follow each other in the order in which they were decided. Nothing stalls.
 
     An INT8 lane multiplies; a delta lane only chooses between 0, 1, 2 and 3 scaled weights.
 

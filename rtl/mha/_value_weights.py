@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Cat, Const, Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -36,29 +36,31 @@ class WeightScaler(wiring.Component):
         advance = Signal()
         m.d.comb += [advance.eq(~self.o.valid | self.o.ready), self.i.ready.eq(advance)]
 
-        # Products; products shifted, with one bit behind the point; rounded.
+        # Products, with a factor that has the lowest three bits of the shift; products shifted by the others, with one
+        # bit behind the point; rounded.
         layout = self.i.payload.shape()
         stages = [(Signal(name=f"valid_{n}"), Signal(layout, name=f"token_{n}", reset_less=True)) for n in (1, 2)]
         significand, exponent = split_scale(self.i.payload.scale)
-        right = Signal(len(exponent))
+        factor = significand << exponent[:3]
+        right = Signal(len(exponent) - 3)
         with m.If(advance):
             m.d.sync += [
                 stages[0][0].eq(self.i.valid),
                 stages[0][1].eq(self.i.payload),
                 stages[1][0].eq(stages[0][0]),
                 stages[1][1].eq(stages[0][1]),
-                right.eq(_TOP_EXPONENT - exponent),
+                right.eq(~exponent[3:]),
                 self.o.valid.eq(stages[1][0]),
             ]
             for field in ("weights", "rises", "delta", "end", "slot"):
                 m.d.sync += self.o.payload[field].eq(stages[1][1][field])
             for head, weight in enumerate(self.i.payload.weights):
-                product = Signal(len(weight) + len(significand), name=f"product_{head}", reset_less=True)
-                left = product.shift_left(_TOP_EXPONENT - SCALE_BIAS + 1)
+                product = Signal(len(weight) + len(factor), name=f"product_{head}", reset_less=True)
+                left = product.shift_left(_TOP_EXPONENT - SCALE_BIAS + 1 - 7)
                 doubled = Signal(len(left), name=f"doubled_{head}", reset_less=True)
                 m.d.sync += [
-                    product.eq(weight * significand),
-                    doubled.eq(left >> right),
+                    product.eq(weight * factor),
+                    doubled.eq(left >> Cat(Const(0, 3), right)),
                     self.o.payload.scaled[head].eq(saturate_unsigned(half_up(doubled, 1), SCALED_BITS)),
                 ]
         return m

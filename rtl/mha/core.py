@@ -258,7 +258,7 @@ class MhaCore(wiring.Component):
             scan.peak.eq(estimator.peak),
             scan.tile_free.eq(~in_use),
             scan.entry_tile.eq(rebuild.table_tile),
-            scan.entry_item.eq(rebuild.table_item),
+            scan.entry_item.eq(rebuild.next_item),
             rebuild.entry.eq(scan.o_entry),
             scan.fault_tile.eq(tag.tile),
             scan.fault_item.eq(tag.place),
@@ -280,7 +280,7 @@ class MhaCore(wiring.Component):
             estimator.base_item.eq(rebuild.table_item),
             estimator.base_index.eq(rebuild.table_base),
             estimator.item_tile.eq(rebuild.table_tile),
-            estimator.item_item.eq(rebuild.table_item),
+            estimator.item_item.eq(rebuild.next_item),
             estimator.token_tile.eq(rebuild.table_tile),
             estimator.token_index.eq(rebuild.token_index),
             rebuild.base.eq(estimator.o_base),
@@ -337,7 +337,7 @@ class MhaCore(wiring.Component):
     ) -> None:
         """Output rows; the status of a query behind its last one; the slots that are free."""
         out, status = self.o, self.o_status
-        faults = Signal(data.ArrayLayout(fault_layout(), SLOTS))
+        faults, unnamed = Signal(data.ArrayLayout(fault_layout(), SLOTS)), Signal(SLOTS)
         used, oldest, any_token = Signal(SLOTS), Signal(SLOT_BITS), Signal(SLOTS)
         ends = value_sum.o.valid & value_sum.o.payload.last
         m.d.comb += [
@@ -355,13 +355,16 @@ class MhaCore(wiring.Component):
             sound = commit.scan_row.fault == Fault.NONE
             with m.If(scanned_here & (commit.scan_token | (group_end & sound))):
                 m.d.sync += any_token[slot].eq(1)
+            m.d.sync += unnamed[slot].eq(0)  # the group of a fault comes a cycle later
+            with m.If(unnamed[slot]):
+                m.d.sync += fault.group.eq(scan.fault_group)
             with m.If(fault.fault == Fault.NONE):
                 with m.If(feed.failed & (feed.failed_slot == slot)):
                     m.d.sync += [fault.fault.eq(Fault.MEMORY), fault.group.eq(0)]
                 with m.If(scan.fault_stb & (scan.slot == slot)):
                     m.d.sync += fault.eq(scan.o_fault)
                 with m.If(scanned_here & group_end & ~sound):
-                    m.d.sync += [fault.fault.eq(commit.scan_row.fault), fault.group.eq(scan.fault_group)]
+                    m.d.sync += [fault.fault.eq(commit.scan_row.fault), unnamed[slot].eq(1)]
         with m.If(scan.i_job.valid & scan.i_job.ready):
             m.d.sync += [used.bit_select(scan.load_slot, 1).eq(1), faults[scan.load_slot].fault.eq(Fault.NONE)]
             m.d.sync += [faults[scan.load_slot].group.eq(0), any_token.bit_select(scan.load_slot, 1).eq(0)]

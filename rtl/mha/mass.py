@@ -161,13 +161,12 @@ class MassNormalizer(wiring.Component):
             m.d.sync += upto.eq(upto + weight)
 
         inverse, length = row.inverse[head], row.length[head]
-        is_long = length > NORMAL_BITS
-        cut = Mux(is_long, length - NORMAL_BITS, 0)[:LENGTH_BITS]
-        part = stored(m, f"part_{head}", (upto >> cut)[:NORMAL_BITS])
+        # Shifted so that the total would have NORMAL_BITS bits: golden's shift of the product is then the same for all.
+        part = stored(m, f"part_{head}", ((upto << NORMAL_BITS) >> length)[:NORMAL_BITS])
         upper = stored(m, f"upper_{head}", Mux(inverse[-1], part << 1, Mux(inverse[-2], part, 0)) << INVERSE_BITS - 1)
         product = digit_product(m, f"mass_{head}", part, inverse[:-2], upper)
-        shift = Mux(is_long, NORMAL_BITS, length) + (INVERSE_BITS - 1 - PROBABILITY_BITS)
-        share = stored(m, f"share_{head}", half_up((product << 1) >> shift[:LENGTH_BITS], 1)[: PROBABILITY_BITS + 1])
+        shift = NORMAL_BITS - 1 + INVERSE_BITS - PROBABILITY_BITS
+        share = stored(m, f"share_{head}", half_up(product, shift)[: PROBABILITY_BITS + 1])
         before = Signal.like(share, name=f"before_{head}")
         with m.If(~valid.any()):
             m.d.sync += before.eq(0)

@@ -31,8 +31,9 @@ class ValueSum(wiring.Component):
     Latency: ``inverse_latency`` cycles from the transfer of a row's ``end`` to its transfer at ``o_row``,
     ``row_latency`` to its last beat at ``o``, if nothing is stalled, no words are added meanwhile, and the row before
     has left.
-    Throughput: a word per cycle; a token whose maximum rises by d first takes ``d * row_words(8)`` cycles more. Of the
-    words that come while a row is finished, at most one in four waits a cycle. The ``end`` of a row waits until the row
+    Throughput: a word per cycle, a word of deltas in ``delta_cycles`` or, the last one of a row, in as many as it has
+    channels for; a token whose maximum rises by d first takes ``d * row_words(8)`` cycles more. Of the cycles in which
+    words are added while a row is finished, at most one in four is lost. The ``end`` of a row waits until the row
     before has left.
     Stalls: words and tokens wait for each other. Back-pressure at ``o`` or ``o_row`` stops the finishing of a row; the
     next row's words go on until its ``end``.
@@ -44,8 +45,8 @@ class ValueSum(wiring.Component):
     Parameters
     ----------
     config : AcceleratorConfig
-        Of which the channels, ``lanes``, ``bus_bits``, ``q_heads``, and the most tokens of a row matter, which are
-        those of ``max_groups + 2`` groups.
+        Of which the channels, ``lanes``, ``bus_bits``, ``q_heads``, ``delta_cycles``, and the most tokens of a row
+        matter, which are those of ``max_groups + 2`` groups.
 
     Members
     -------
