@@ -30,7 +30,7 @@ _CELLS = {
 #: of yosys' statistics, by block
 _SYNTHESIZED = {
     "ecp5": ("LUT4", "CCU2C", "TRELLIS_DPR16X4", "TRELLIS_FF", "MULT18X18D", "DP16KD"),
-    "ice40": ("SB_LUT4", "SB_CARRY", "SB_RAM40_4K", "SB_MAC16", "SB_SPRAM256KA"),
+    "ice40": ("SB_LUT4", "SB_CARRY", "SB_DFF", "SB_RAM40_4K", "SB_MAC16", "SB_SPRAM256KA"),
 }
 _SUFFIX = {"ecp5": "bit", "ice40": "bin"}
 
@@ -63,6 +63,7 @@ def _prepare(board: Board, directory: Path) -> None:
         do_build=False,
         script_after_read="\n".join(getattr(top, "COMMANDS", ())),
         script_after_synth="tee -q -o stat.json stat -json",
+        synth_opts="-dsp" if _family(board) == "ice40" else "",  # ECP5's multipliers are blocks without asking
     )
     plan.extract(str(directory))
 
@@ -83,7 +84,8 @@ def _blocks(family: str, statistics: dict[str, Any]) -> dict[str, dict[str, int]
     """Cells of each block that kept its boundary, those of blocks within it not counted."""
     blocks = {}
     for name, module in statistics["modules"].items():
-        cells = {cell: module["num_cells_by_type"].get(cell, 0) for cell in _SYNTHESIZED[family]}
+        types = module["num_cells_by_type"].items()  # iCE40's flip-flops and memories end in what clocks them
+        cells = {cell: sum(n for kind, n in types if kind.startswith(cell)) for cell in _SYNTHESIZED[family]}
         if any(cells.values()):
             blocks[re.sub(r"\W+", "_", name.lstrip("\\"))] = cells
     return blocks

@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fpga import dram
+from fpga import dram, dsq_selftest, selftest_run
 from fpga.boards import board_named, board_names
 from fpga.client import Client
 from fpga.dram import MEMORIES, Controller, ControllerConfig
 from fpga.host import BoardInformation
-from fpga.selftest_run import RANDOM_WORDS, Row, prepare, run
+from fpga.selftest_run import RANDOM_WORDS, Row
 from golden.errors import UserError, main_guard
 from rtl.build import CommandParser, fix_hashes
 from rtl.cache.cache import KvCache
@@ -57,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m fpga.selftest",
         description="Tests a board: DRAM, then keys and values, queries and weights of SmolLM2 through its "
         "accelerator. Everything that comes back is compared with the golden model, bit for bit.",
-        epilog="cycles: counted by the accelerator, of the part's slowest core. Exit code: 0 when all is equal, 1 when "
+        epilog="A board with a DSQ unit gets rows of keys and values alone. "
+        "cycles: counted by the accelerator, of the part's slowest core. Exit code: 0 when all is equal, 1 when "
         "the board is faulty, 2 for impossible options or another board.",
     )
     port = parser.add_mutually_exclusive_group(required=True)
@@ -103,7 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config, progress = _choices(args), sys.stderr.isatty()
     if args.json and not args.json.resolve().parent.is_dir():
         raise UserError(f"cannot write {args.json}: there is no directory {args.json.resolve().parent}")
-    plan = prepare(config, groups=args.groups, heads=args.heads, steps=args.steps, progress=progress)
+    unit = bool(args.board) and board_named(args.board).unit == "dsq"
+    test = dsq_selftest if unit else selftest_run
+    plan = test.prepare(config, groups=args.groups, heads=args.heads, steps=args.steps, progress=progress)
     rows: list[Row] = []
 
     def passed(row: Row) -> None:
@@ -111,10 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(line(row), flush=True)
 
     with ExitStack() as stack:
-        port = stack.enter_context(_simulated(config)) if args.simulate else args.port
+        port = stack.enter_context(_simulated(config, unit)) if args.simulate else args.port
         client = stack.enter_context(Client(port, baud=args.baud, timeout=args.timeout))
         print(HEADING, flush=True)
-        board, fault = run(
+        board, fault = test.run(
             client,
             plan,
             initialize=_controller(config, args.memory),
@@ -138,14 +141,14 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _simulated(config: AcceleratorConfig) -> Iterator[str]:
+def _simulated(config: AcceleratorConfig, unit: bool) -> Iterator[str]:
     """The port of a simulated board; `UserError` when it cannot be simulated, or a rule of its memory was broken."""
-    from sim.board import simulated_board  # needs simulators, which a real board does without
+    from sim.board import simulated_board, simulated_unit  # needs simulators, which a real board does without
     from sim.simulators import SimulationError
 
     print("building and starting the simulated board", file=sys.stderr)
     try:
-        with simulated_board(config) as port:
+        with simulated_unit(config.dsq) if unit else simulated_board(config) as port:
             yield port
     except (AssertionError, SimulationError, TimeoutError) as error:
         raise UserError(f"the simulated board failed: {error}") from None

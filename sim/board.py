@@ -1,18 +1,23 @@
-"""A simulated board: what `fpga.selftest --simulate` and tests speak to in place of a real one."""
+"""Simulated boards: what `fpga.selftest --simulate` and tests speak to in place of a real one."""
 
 import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+from amaranth.lib import wiring
 
 from cocotb_tests.fpga.board import CLOCK_HZ, SimulatedBoard
 from cocotb_tests.lib import launch
-from rtl.config import AcceleratorConfig
+from fpga.dsq_unit import DsqUnit
+from rtl.config import AcceleratorConfig, DsqConfig
+from rtl.link.host_link import LinkConfig
 from sim.simulators import ROOT
 
-__all__ = ["simulated_board"]
+__all__ = ["simulated_board", "simulated_unit"]
 
 _SECONDS = 3600
 
@@ -30,6 +35,28 @@ def simulated_board(
     ------
     AssertionError, SimulationError : the simulation failed
     """
+
+    def made() -> tuple[wiring.Component, list[Path]]:
+        board = SimulatedBoard(config, CLOCK_HZ // clocks_per_bit)
+        return board, board.sources()
+
+    with _served(made, clocks_per_bit, simulator) as port:
+        yield port
+
+
+@contextmanager
+def simulated_unit(config: DsqConfig, *, clocks_per_bit: int = 4, simulator: str = "verilator") -> Iterator[str]:
+    """As `simulated_board`, with a DSQ unit; building takes seconds."""
+    link = LinkConfig(clock_hz=CLOCK_HZ, baud=CLOCK_HZ // clocks_per_bit)
+    with _served(lambda: (DsqUnit(config, link), []), clocks_per_bit, simulator) as port:
+        yield port
+
+
+@contextmanager
+def _served(
+    made: Callable[[], tuple[wiring.Component, list[Path]]], clocks_per_bit: int, simulator: str
+) -> Iterator[str]:
+    """The port of a design with a serial line, which is ``made`` with Verilog beside it."""
     folder = ROOT / "build" / f"board-{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -37,14 +64,14 @@ def simulated_board(
 
     def run() -> None:
         try:
-            board = SimulatedBoard(config, CLOCK_HZ // clocks_per_bit)
+            design, sources = made()
             launch.run(
-                board,
+                design,
                 name="board",
                 tb="cocotb_tests.fpga.tb_board",
                 parameters={"folder": str(folder), "clocks_per_bit": clocks_per_bit},
                 simulators=simulator,
-                sources=board.sources(),
+                sources=sources,
             )
         except BaseException as error:
             failures.append(error)

@@ -17,8 +17,10 @@ CLOCKS_PER_BIT = params()["clocks_per_bit"]
 
 @cocotb.test()
 async def serves(dut):
-    Clock(dut.clk2x, PERIOD_NS // 2, unit="ns").start()
-    dut.clear.value = 0
+    with_memory = hasattr(dut, "broken")
+    if with_memory:
+        Clock(dut.clk2x, PERIOD_NS // 2, unit="ns").start()
+        dut.clear.value = 0
     line = SocketLine(dut.rx, dut.tx, bit_ps=int(1000 * PERIOD_NS * CLOCKS_PER_BIT))
     await start(dut)
     running = cocotb.start_soon(line.run())
@@ -28,4 +30,5 @@ async def serves(dut):
     while not (FOLDER / "done").exists():
         await Timer(200, "us")
     running.cancel()
-    assert broken_rules(int(dut.broken.value)) == []
+    if with_memory:
+        assert broken_rules(int(dut.broken.value)) == []

@@ -244,7 +244,7 @@ class Connection:
 def call(board: FakeBoard, plan: Plan, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """The command, with that board at its port; returns the exit code."""
     monkeypatch.setattr(selftest, "Client", Connection(board))
-    monkeypatch.setattr(selftest, "prepare", lambda config, **sizes: plan)
+    monkeypatch.setattr(selftest.selftest_run, "prepare", lambda config, **sizes: plan)
     monkeypatch.setattr(selftest.dram, "initialize", lambda link, controller: None)
     with pytest.raises(SystemExit) as ended:
         selftest.main(["--port", "socket://localhost:1", "--preset", "tiny", *arguments])

@@ -27,6 +27,7 @@ class Board:
     platform : makes the Amaranth platform, which names device, package, speed grade and pins
     top : makes the design with its pins; its ``COMMANDS``, if it has any, are yosys' before synthesis
     loader : how openFPGALoader calls the board
+    unit : what is on it: ``accelerator``, or ``dsq``, a DSQ unit
     """
 
     name: str
@@ -37,6 +38,7 @@ class Board:
     platform: Callable[[], Any]
     top: Callable[["Board"], Elaboratable]
     loader: str
+    unit: str = "accelerator"
 
 
 def board_names() -> list[str]:
