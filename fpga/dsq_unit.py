@@ -15,7 +15,7 @@ from rtl.config import DsqConfig
 from rtl.dsq.row_quantizer import RowQuantizer
 from rtl.link.host_link import ACCESS_SHAPE, RESULT_SHAPE, HostLink, LinkConfig
 
-__all__ = ["BEAT_WORDS", "CODES", "K_ROWS", "LANES", "PATIENCE", "RESET", "V_ROWS", "DsqUnit", "unit_crc"]
+__all__ = ["BEAT_WORDS", "CODES", "K_ROWS", "LANES", "PATIENCE", "RESET", "V_ROWS", "DsqUnit", "check_unit", "unit_crc"]
 
 WORD_BITS = 32
 #: channels of a beat, of which each takes two words on the way in, and two on the way out
@@ -32,6 +32,12 @@ def unit_crc(config: DsqConfig) -> int:
     """By which a unit says what it was made for, as `fpga.host.config_crc` does of an accelerator."""
     table = {"row_quantizer": {"head_dim": config.head_dim, "lanes": config.lanes}}
     return zlib.crc32(json.dumps(table, sort_keys=True).encode())
+
+
+def check_unit(config: DsqConfig) -> None:
+    """Whether a unit can have that geometry; raises `ValueError` when it cannot."""
+    if config.lanes != LANES:
+        raise ValueError(f"lanes must be {LANES}, not {config.lanes!r}")
 
 
 class DsqUnit(wiring.Component):
@@ -54,8 +60,7 @@ class DsqUnit(wiring.Component):
     """
 
     def __init__(self, config: DsqConfig, link: LinkConfig) -> None:
-        if config.lanes != LANES:
-            raise ValueError(f"lanes must be {LANES}, not {config.lanes!r}")
+        check_unit(config)
         self.config, self.link = config, link
         super().__init__({"rx": In(1, init=1), "tx": Out(1, init=1), "waiting": Out(1)})
 

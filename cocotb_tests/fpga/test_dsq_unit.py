@@ -12,7 +12,7 @@ from cocotb_tests.lib import launch
 from fpga import build, dsq_selftest
 from fpga.client import LinkError
 from fpga.dsq_selftest import Plan, prepare, row_words, run
-from fpga.dsq_unit import CODES, RESET, V_ROWS, DsqUnit, unit_crc
+from fpga.dsq_unit import CODES, RESET, V_ROWS, DsqUnit, check_unit, unit_crc
 from fpga.host import INFORMATION, MAGIC
 from golden.dsq.row_quantizer import quantize_token_rows
 from golden.errors import UserError
@@ -106,7 +106,7 @@ def test_rejects_no_rows(name):
 
 def test_rejects_other_lanes():
     with pytest.raises(ValueError, match=f"^{re.escape('lanes must be 4, not 8')}$"):
-        DsqUnit(DsqConfig(lanes=8), LinkConfig())
+        check_unit(DsqConfig(lanes=8))
 
 
 @launch.simulators("icarus", "verilator")
