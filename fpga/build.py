@@ -17,6 +17,7 @@ from fpga.tools import Run
 from golden.errors import UserError, main_guard
 from rtl.build import CommandParser, fix_hashes
 from rtl.config import preset
+from rtl.emit import YOSYS_DRIVER
 
 __all__ = ["BUILD", "bitstream_of", "chosen", "main"]
 
@@ -73,8 +74,7 @@ def _synthesize(family: str, directory: Path) -> tuple[Run, dict[str, Any]]:
     if shutil.which("yosys"):
         command = [tools.program("yosys"), f"{NAME}.ys"]
     else:  # the library in the wheel is faster than what runs in a virtual machine
-        driver = "import sys; from pyosys import libyosys as ys; ys.run_pass('script ' + sys.argv[1], ys.Design())"
-        command = [sys.executable, "-c", driver, f"{NAME}.ys"]
+        command = [sys.executable, "-c", YOSYS_DRIVER, f"{NAME}.ys"]
     run = tools.run(command, directory, directory / "yosys.log")
     statistics = json.loads((directory / "stat.json").read_text())
     return run, statistics

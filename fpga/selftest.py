@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--board", metavar="NAME", help="one of " + ", ".join(board_names()))
     what.add_argument("--preset", metavar="NAME", help="of its accelerator: one of " + ", ".join(PRESETS))
     what.add_argument("--config", metavar="FILE", help="TOML file of its accelerator")
-    parser.add_argument("--memory", choices=list(MEMORIES), default="sdr-32mb", help="its DRAM (default: %(default)s)")
+    parser.add_argument("--memory", choices=list(MEMORIES), help="its DRAM (default: the board's, or sdr-32mb)")
     parser.add_argument("--baud", type=int, metavar="N", help="of the port (default: the board's, or 3000000)")
     parser.add_argument("--timeout", type=float, metavar="S", help="for an answer (default: 1, simulated 60)")
     parser.add_argument("--groups", type=int, metavar="N", help="records per head (default: 4, simulated 2)")
@@ -85,15 +85,19 @@ def _choices(args: argparse.Namespace) -> AcceleratorConfig:
     elif args.board:
         board = board_named(args.board)
         config, args.baud = preset(board.preset), args.baud or board.baud
+        args.memory = args.memory or (None if args.simulate else board.memory)
     elif args.preset or args.simulate:
         config = preset(args.preset or "tiny")
     else:
         raise UserError("one of --board, --preset, --config must tell what accelerator the board has")
     simulated = {"timeout": 60.0, "groups": 2, "steps": 2, "patience": 600.0, "random_words": 64}
-    real = {"timeout": 1.0, "groups": 4, "steps": 3, "patience": 15.0, "random_words": RANDOM_WORDS, "baud": 3_000_000}
+    real = {"timeout": 1.0, "groups": 4, "steps": 3, "patience": 15.0, "random_words": RANDOM_WORDS}
+    real |= {"baud": 3_000_000, "memory": "sdr-32mb"}
     for name, value in (real | simulated if args.simulate else real).items():
         if getattr(args, name, None) is None:
             setattr(args, name, value)
+    if args.simulate and args.memory != "sdr-32mb":
+        raise UserError(f"a simulated board has memory sdr-32mb, not {args.memory}")
     return config
 
 

@@ -14,10 +14,10 @@ from amaranth.hdl import ClockSignal, Instance, Module, ResetSignal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 
-__all__ = ["SharedModule", "YosysError", "run_yosys", "verilog"]
+__all__ = ["YOSYS_DRIVER", "SharedModule", "YosysError", "run_yosys", "verilog"]
 
 # Runs in a process of its own: yosys ends the process that it runs in when it meets an error.
-_DRIVER = "import sys; from pyosys import libyosys as ys; ys.run_pass('script ' + sys.argv[1], ys.Design())"
+YOSYS_DRIVER = "import sys; from pyosys import libyosys as ys; ys.run_pass('script ' + sys.argv[1], ys.Design())"
 
 # The attributes that would carry source paths of the machine into the output.
 _STRIPPED = ("generator", "top", "src", "amaranth.hierarchy", "amaranth.decoding")
@@ -46,7 +46,7 @@ def run_yosys(script: str, directory: Path | str | None = None) -> str:
         path = Path(scratch) / "script.ys"
         path.write_text(script)
         result = subprocess.run(
-            [sys.executable, "-c", _DRIVER, str(path)],
+            [sys.executable, "-c", YOSYS_DRIVER, str(path)],
             cwd=directory or scratch,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -13,6 +13,7 @@ from fpga import build, flash, tools
 from fpga.boards import Board, board_named, board_names
 from fpga.design import pin_out
 from fpga.ecp5_pll import pll_parameters
+from fpga.synth import run_script
 from golden.errors import UserError
 from rtl.config import PRESETS
 
@@ -74,6 +75,21 @@ def test_every_board_says_what_it_is(name):
     board = board_named(name)
     assert board.name == name and board.summary and board.preset in PRESETS
     assert board.clock_hz >= 4 * board.baud  # what the host link takes
+
+
+@pytest.mark.parametrize("name", [name for name in board_names() if board_named(name).memory])
+def test_design_fits_together(name, tmp_path):
+    """Accelerator, controller and pins: every instance has a module with such ports, every pin a place."""
+    board = build.chosen(name, "tiny")
+    build._prepare(board, tmp_path)
+    script = (tmp_path / "top.ys").read_text()
+    read = [line.strip() for line in script.splitlines() if line.strip().startswith("read_")]
+    checks = ["read_verilog -lib +/ecp5/cells_sim.v +/ecp5/cells_bb.v", "hierarchy -check -top top"]
+    assert "keep_hierarchy 1 kvo_accelerator_attention_core" in script
+    run_script("\n".join([checks[0], *read, checks[1]]) + "\n", tmp_path)
+    places = re.findall(r'^LOCATE COMP "([^"]+)" SITE "(\w+)";$', (tmp_path / "top.lpf").read_text(), re.MULTILINE)
+    data_pins = [port for port, _ in places if re.search(r"__dq__io\[\d+\]$", port)]
+    assert len(data_pins) == 16 and len({site for _, site in places}) == len(places)
 
 
 def test_board_with_another_preset():

@@ -27,6 +27,7 @@ class Board:
     platform : makes the Amaranth platform, which names device, package, speed grade and pins
     top : makes the design with its pins; its ``COMMANDS``, if it has any, are yosys' before synthesis
     loader : how openFPGALoader calls the board
+    memory : its DRAM, one of `fpga.dram.MEMORIES`, if it has any
     unit : what is on it: ``accelerator``, or ``dsq``, a DSQ unit
     """
 
@@ -38,6 +39,7 @@ class Board:
     platform: Callable[[], Any]
     top: Callable[["Board"], Elaboratable]
     loader: str
+    memory: str | None = None
     unit: str = "accelerator"
 
 

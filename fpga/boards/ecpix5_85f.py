@@ -30,46 +30,32 @@ _PINS = {
 }
 
 
-class _Clocks(Elaboratable):
-    """``init`` at 25 MHz; ``twice`` for the memory, which can be stopped; ``sync`` at half its rate.
-
-    Members: ``stop`` and ``reset``, which the PHY drives.
-    """
-
-    def __init__(self) -> None:
-        self.stop, self.reset = Signal(), Signal()
-
-    def elaborate(self, platform: Any) -> Module:
-        m = Module()
-        fast = Signal()
-        m.domains.sync = sync = ClockDomain()
-        m.domains.init = init = ClockDomain()
-        m.domains.twice = twice = ClockDomain(reset_less=True)
-        outputs = ((init.clk, 25_000_000, 0), (fast, 2 * _CLOCK_HZ, 0))
-        locked = add_pll(m, pin_in(m, platform.request("clk100", dir="-"), "clk"), 100_000_000, outputs)
-        m.submodules.gate = Instance("ECLKSYNCB", i_ECLKI=fast, i_STOP=self.stop, o_ECLKO=twice.clk)
-        m.submodules.half = Instance(
-            "CLKDIVF",
-            p_DIV="2.0",
-            i_ALIGNWD=Const(0),
-            i_CLKI=twice.clk,
-            i_RST=self.reset,
-            o_CDIVX=sync.clk,
-        )
-        platform.add_clock_constraint(sync.clk, _CLOCK_HZ)
-        m.submodules.init_reset = ResetSynchronizer(~locked, domain="init")
-        m.submodules.sync_reset = ResetSynchronizer(~locked | self.reset, domain="sync")
-        return m
+def _add_clocks(m: Module, platform: Any, *, stop: Signal, reset: Signal) -> None:
+    """``init`` at 25 MHz; ``twice`` for the memory; ``sync`` at half its rate. ``stop``, ``reset``: of the PHY."""
+    fast = Signal()
+    m.domains.sync = sync = ClockDomain()
+    m.domains.init = init = ClockDomain()
+    m.domains.twice = twice = ClockDomain(reset_less=True)
+    outputs = ((init.clk, 25_000_000, 0), (fast, 2 * _CLOCK_HZ, 0))
+    locked = add_pll(m, pin_in(m, platform.request("clk100", dir="-"), "clk"), 100_000_000, outputs)
+    m.submodules.gate = Instance("ECLKSYNCB", i_ECLKI=fast, i_STOP=stop, o_ECLKO=twice.clk)
+    m.submodules.half = Instance(
+        "CLKDIVF", p_DIV="2.0", i_ALIGNWD=Const(0), i_CLKI=twice.clk, i_RST=reset, o_CDIVX=sync.clk
+    )
+    platform.add_clock_constraint(sync.clk, _CLOCK_HZ)
+    m.submodules.init_reset = ResetSynchronizer(~locked, domain="init")
+    m.submodules.sync_reset = ResetSynchronizer(~locked | reset, domain="sync")
 
 
 class _Top(Elaboratable):
     def __init__(self, board: Board) -> None:
-        self.design = MemoryDesign(board.preset, memory="ddr3-512mb", clock_hz=board.clock_hz, baud=board.baud)
+        self.design = MemoryDesign(board)
         self.COMMANDS = self.design.commands()
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        m.submodules.clocks = clocks = _Clocks()
+        stop, reset = Signal(), Signal()
+        _add_clocks(m, platform, stop=stop, reset=reset)
         for name, text in self.design.files("ecp5").items():
             platform.add_file(name, text)
         memory = platform.request("ddr3", dir=dict.fromkeys(_PINS, "-"))
@@ -77,8 +63,8 @@ class _Top(Elaboratable):
             "clk2x": ClockSignal("twice"),
             "clk_init": ClockSignal("init"),
             "rst_init": ResetSignal("init"),
-            "stop": clocks.stop,
-            "reset": clocks.reset,
+            "stop": stop,
+            "reset": reset,
         }
         for pin, port in _PINS.items():
             found = getattr(memory, pin)
@@ -95,5 +81,6 @@ BOARD = Board(
     clock_hz=_CLOCK_HZ,
     platform=ECPIX585Platform,
     top=_Top,
+    memory="ddr3-512mb",
     loader="ecpix5",
 )

@@ -15,28 +15,24 @@ __all__ = ["BOARD"]
 _CLOCK_HZ = 25_000_000
 
 
-class _Pll(Elaboratable):
+def _add_clocks(m: Module, platform: Any) -> None:
     """``sync``, ``twice`` at twice its rate, ``shifted`` half a cycle of that one later, for the memory."""
-
-    def elaborate(self, platform: Any) -> Module:
-        m = Module()
-        m.domains.sync = sync = ClockDomain()
-        m.domains.twice = twice = ClockDomain(reset_less=True)
-        m.domains.shifted = shifted = ClockDomain(reset_less=True)
-        outputs = ((sync.clk, _CLOCK_HZ, 0), (twice.clk, 2 * _CLOCK_HZ, 0), (shifted.clk, 2 * _CLOCK_HZ, 180))
-        locked = add_pll(m, pin_in(m, platform.request("clk25", dir="-"), "clk"), 25_000_000, outputs)
-        m.submodules.reset = ResetSynchronizer(~locked, domain="sync")
-        return m
+    m.domains.sync = sync = ClockDomain()
+    m.domains.twice = twice = ClockDomain(reset_less=True)
+    m.domains.shifted = shifted = ClockDomain(reset_less=True)
+    outputs = ((sync.clk, _CLOCK_HZ, 0), (twice.clk, 2 * _CLOCK_HZ, 0), (shifted.clk, 2 * _CLOCK_HZ, 180))
+    locked = add_pll(m, pin_in(m, platform.request("clk25", dir="-"), "clk"), 25_000_000, outputs)
+    m.submodules.reset = ResetSynchronizer(~locked, domain="sync")
 
 
 class _Top(Elaboratable):
     def __init__(self, board: Board) -> None:
-        self.design = MemoryDesign(board.preset, memory="sdr-32mb", clock_hz=board.clock_hz, baud=board.baud)
+        self.design = MemoryDesign(board)
         self.COMMANDS = self.design.commands()
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        m.submodules.pll = _Pll()
+        _add_clocks(m, platform)
         for name, text in self.design.files("ecp5").items():
             platform.add_file(name, text)
         memory = platform.request("sdram", dir=dict.fromkeys(_PINS, "-"))
@@ -73,5 +69,6 @@ BOARD = Board(
     clock_hz=_CLOCK_HZ,
     platform=ULX3S_85F_Platform,
     top=_Top,
+    memory="sdr-32mb",
     loader="ulx3s",
 )
