@@ -10,7 +10,7 @@ from litedram.frontend.axi import LiteDRAMAXI2Native, LiteDRAMAXIPort
 from litedram.frontend.wishbone import LiteDRAMWishbone2Native
 from litedram.init import get_sdram_phy_init_sequence
 from litedram.modules import MT41K256M16, SDRModule, _SpeedgradeTimings, _TechnologyTimings
-from litedram.phy import ECP5DDRPHY, HalfRateGENSDRPHY
+from litedram.phy import ECP5DDRPHY, HalfRateGENSDRPHY, dfi
 from litex.build.io import SDROutput, SDRTristate
 from litex.gen import LiteXModule
 from litex.gen.fhdl.verilog import convert
@@ -54,8 +54,23 @@ class _Sdr32MB(SDRModule):
     }
 
 
-def _sdr_phy(pads: Record, clock_hz: float) -> HalfRateGENSDRPHY:
-    return HalfRateGENSDRPHY(pads, clock_hz, cl=2)
+class _RegisteredPhy(Module):
+    """A PHY behind registers, so that only these have half a cycle to and from its faster clock."""
+
+    def __init__(self, phy: Any) -> None:
+        self.submodules.phy = phy
+        inside = phy.dfi
+        phases = inside.phases
+        self.dfi = dfi.Interface(
+            len(phases[0].address), len(phases[0].bank), len(phases[0].cs_n), len(phases[0].wrdata), len(phases)
+        )
+        self.sync += [self.dfi.connect(inside)]
+        self.settings = phy.settings
+        self.settings.read_latency += 2
+
+
+def _sdr_phy(pads: Record, clock_hz: float) -> _RegisteredPhy:
+    return _RegisteredPhy(HalfRateGENSDRPHY(pads, clock_hz, cl=2))
 
 
 def _ddr3_phy(pads: Record, clock_hz: float) -> ECP5DDRPHY:

@@ -10,6 +10,7 @@ from amaranth.utils import ceil_log2
 from golden.control.commands import LINE_BYTES, Queue
 from rtl.cache.cache import KvCache
 from rtl.common.ports import expose
+from rtl.common.stage import Stage
 from rtl.config import AcceleratorConfig
 from rtl.control._dma_engine import DmaEngine
 from rtl.control._dsq_engine import DsqEngine
@@ -134,7 +135,7 @@ class Accelerator(wiring.Component):
             connect(m, engine.o_done, processor.i_done[q])
         self._memory(m, reset, [processor, *engines], [mha, dsq, dma])
         self._scratchpad(m, scratchpad, gemm, {Queue.MHA: mha, Queue.DSQ: dsq, Queue.DMA: dma})
-        self._pages(m, mha, dsq)
+        self._pages(m, reset, mha, dsq)
         for n, block in enumerate(gemm):
             m.submodules[f"gemm_{n}"] = block
             m.d.comb += [block.core.eq(n), block.reset.eq(gate.manager_reset)]
@@ -218,7 +219,7 @@ class Accelerator(wiring.Component):
         for n, block in enumerate(others.values(), cores):
             m.d.comb += block.scratch_outside.eq(scratchpad.outside[n])
 
-    def _pages(self, m: Module, mha: MhaEngine, dsq: DsqEngine) -> None:
+    def _pages(self, m: Module, reset: ResetInserter, mha: MhaEngine, dsq: DsqEngine) -> None:
         """Attention and its caches."""
         attention = self._attention
         connect(m, mha.o_query, attention.i_query)
@@ -228,10 +229,12 @@ class Accelerator(wiring.Component):
         connect(m, attention.o, mha.i_out)
         connect(m, attention.o_mass, mha.i_mass)
         connect(m, attention.o_status, mha.i_status)
-        connect(m, dsq.o_fetch, attention.i_fetch)
         connect(m, attention.o_fetch, dsq.i_fetch)
-        connect(m, dsq.o_store, attention.i_write)
         connect(m, dsq.o_store_word, attention.i_word)
         connect(m, attention.o_done, dsq.i_stored)
-        connect(m, dsq.o_page, attention.i_command)
         connect(m, attention.o_reply, dsq.i_page)
+        asked = {"fetch": attention.i_fetch, "store": attention.i_write, "page": attention.i_command}
+        for name, end in asked.items():
+            m.submodules[f"{name}_stage"] = stage = reset(Stage(end.payload.shape()))
+            connect(m, getattr(dsq, f"o_{name}"), stage.i)
+            connect(m, stage.o, end)

@@ -21,6 +21,7 @@ class Bench:
         self.beats = [0] * self.ports  # of the burst that a port has; 0: none
         self.state = Arbitration()
         self.share = self.pressure = self.under_way = 0
+        self.throttled = False  # by what was under way a cycle before
         dut.ask.value = dut.beats.value = dut.en.value = 0
         dut.share.value = dut.pressure.value = dut.under_way.value = 0
 
@@ -34,12 +35,12 @@ class Bench:
         await ReadOnly()
         port = None
         if en:
-            throttled = self.under_way > self.pressure
             ask = [beats > 0 for beats in self.beats]
-            port, self.state = grant(self.state, ask, self.beats, share=self.share, throttled=throttled)
+            port, self.state = grant(self.state, ask, self.beats, share=self.share, throttled=self.throttled)
         expected = 0 if port is None else 1 << port
         got = int(dut.grant.value)
         assert got == expected, f"grant {got:b}, not {expected:b}; {self.beats}, {self.state}, share {self.share}"
+        self.throttled = self.under_way > self.pressure
         await RisingEdge(dut.clk)
         return port
 
@@ -151,6 +152,7 @@ async def throttles_gemm_to_its_share(dut):
     await start(dut)
     bench.share, bench.pressure = 64, 20
     for under_way, goes in ((20, True), (21, False), (65535, False), (0, True)):
-        bench.under_way = under_way
+        bench.under_way, bench.beats[GEMM] = under_way, 0
+        await bench.step()
         bench.beats[GEMM] = 1
         assert (await bench.step() == GEMM) is goes

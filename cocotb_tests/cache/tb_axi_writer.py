@@ -242,7 +242,7 @@ async def meets_latency_and_throughput(dut):
         word, answer = bench.words[port].transfers[-1], bench.sinks[port].transfers[-1]
         for channel in ("aw", "w"):
             latency = seen[channel][-1] - word
-            assert latency == params()["address_latency"], f"{latency} cycles to {channel}"
+            assert latency == params()["word_latency"], f"{latency} cycles to {channel}"
         assert answer - seen["b"][-1] == params()["answer_latency"], f"{answer - seen['b'][-1]} cycles to the answer"
         bench.send_words(port, bench.random_words(1))
         await cycles(dut, 10)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from cocotb_tests.lib import rng
 from golden.cache.axi import BOUNDARY_BYTES, DECERR, OKAY, SLVERR, bursts, is_error
 from rtl.cache._bursts import Bursts
-from rtl.cache._stage import Stage
 from rtl.cache.axi import READ, WRITE, AxiConfig, AxiSignature
+from rtl.common.stage import Stage
 
 EXOKAY = 1
 

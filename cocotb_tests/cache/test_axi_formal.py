@@ -10,8 +10,8 @@ from cocotb_tests.formal.axi_read import ReaderIsRight, ReaderMovesOn
 from cocotb_tests.formal.axi_write import WriterAddresses, WriterAnswers, WriterMovesOn, WriterWords
 from cocotb_tests.formal.smtbmc import prove
 from rtl.cache._queue import Queue
-from rtl.cache._stage import Stage
 from rtl.cache.axi import AxiConfig
+from rtl.common.stage import Stage
 
 READER = AxiConfig(data_bits=512, addr_bits=16, max_burst=2, outstanding=2, depths=(2,) * 3)
 WRITER = AxiConfig(data_bits=512, addr_bits=16, max_burst=2, outstanding=2, depths=(2,) * 2)
@@ -32,7 +32,7 @@ def test_reader_is_right(watched):
     prove(ReaderIsRight(READER, watched), cycles=12)
 
 
-@pytest.mark.parametrize("watched, within", [(0, 13), (1, 13), (2, 15)])
+@pytest.mark.parametrize("watched, within", [(0, 14), (1, 14), (2, 15)])
 def test_reader_never_stops(watched, within):
     prove(ReaderMovesOn(READER, watched, within=within), cycles=26)
 
@@ -48,6 +48,6 @@ def test_writer_never_stops():
 
 def test_bounds_of_the_reader_are_the_least():
     """Which also shows that the fair peers of these proofs do something."""
-    for proof in (ReaderMovesOn(READER, 0, within=12), ReaderMovesOn(READER, 2, within=14)):
+    for proof in (ReaderMovesOn(READER, 0, within=13), ReaderMovesOn(READER, 2, within=14)):
         with pytest.raises(AssertionError, match="BMC failed"):
             prove(proof, cycles=26)

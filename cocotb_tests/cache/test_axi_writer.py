@@ -21,6 +21,7 @@ def run(simulator: str, *, rounds: int, tests: str | None = None, **values: obje
             "config": asdict(config),
             "rounds": rounds,
             "address_latency": AxiWriter.ADDRESS_LATENCY,
+            "word_latency": AxiWriter.WORD_LATENCY,
             "answer_latency": AxiWriter.ANSWER_LATENCY,
         },
         simulators=simulator,

@@ -46,6 +46,9 @@ class BurstsAreLegal(wiring.Component):
             bad.eq(burst.bad),
         ]
         m.d.comb += Assert(~follows | (o.valid & (burst.address == address) & (burst.bad == bad)))
+        # That is what is left of the request.
+        behind = (bursts.left != 0) & (bursts.address == (burst.address + burst.beats)[: len(address)])
+        m.d.comb += Assert(~o.valid | burst.last | (behind & (bursts.bad == burst.bad)))
         return m
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -14,7 +14,7 @@ __all__ = ["Bursts"]
 class Bursts(wiring.Component):
     """Splits requests into bursts of at most ``max_burst`` beats that never cross 4 KiB; bad ones into single words.
 
-    Latency: 1 cycle. Throughput: a burst a cycle, also of successive requests.
+    Latency: 2 cycles. Throughput: a burst a cycle, also of successive requests.
     Combinational paths: from ``o.ready`` to ``i.ready``.
 
     A request of no words gives no burst. Addresses wrap at the end of the address space.
@@ -25,28 +25,34 @@ class Bursts(wiring.Component):
         super().__init__(
             {"i": In(stream.Signature(config.request_shape)), "o": Out(stream.Signature(config.burst_shape))}
         )
+        #: what is left of a request
+        self.address, self.bad = Signal(config.word_addr_bits), Signal()
+        self.left = Signal(config.request_shape["count"].shape)
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        c, burst = self.config, self.o.payload
-        address = Signal(c.word_addr_bits)
-        left = Signal.like(self.i.payload.count)
-        bad = Signal()
+        c = self.config
+        address, left, bad = self.address, self.left, self.bad
+        last, free = Signal(), Signal()
+        beats = Signal(c.beats_shape)
 
         to_boundary = Signal(range(c.boundary_words + 1))
         limit = Signal(c.beats_shape)
         m.d.comb += [
             to_boundary.eq(c.boundary_words - address % c.boundary_words),
             limit.eq(Mux(bad, 1, Mux(to_boundary < c.max_burst, to_boundary, Const(c.max_burst)))),
-            burst.address.eq(address),
-            burst.last.eq(left <= limit),
-            burst.beats.eq(Mux(burst.last, left, limit)),
-            burst.bad.eq(bad),
-            self.o.valid.eq(left != 0),
-            self.i.ready.eq(~self.o.valid | (self.o.ready & burst.last)),
+            last.eq(left <= limit),
+            beats.eq(Mux(last, left, limit)),
+            free.eq(~self.o.valid | self.o.ready),
+            self.i.ready.eq((left == 0) | (free & last)),
         ]
-        with m.If(self.o.valid & self.o.ready):
-            m.d.sync += [address.eq(address + burst.beats), left.eq(left - burst.beats)]
+        with m.If(free):
+            m.d.sync += [
+                self.o.valid.eq(left != 0),
+                self.o.payload.eq(Cat(address, beats, bad, last)),
+                address.eq(address + beats),
+                left.eq(left - beats),
+            ]
         with m.If(self.i.valid & self.i.ready):
             m.d.sync += [address.eq(self.i.payload.address), left.eq(self.i.payload.count), bad.eq(self.i.payload.bad)]
         return m

@@ -9,8 +9,8 @@ from amaranth.utils import bits_for
 
 from rtl.cache._bursts import Bursts
 from rtl.cache._queue import Queue
-from rtl.cache._stage import Stage
 from rtl.cache.axi import AxiConfig
+from rtl.common.stage import Stage
 
 __all__ = ["ReadPort", "word_shape"]
 

@@ -8,8 +8,8 @@ from amaranth.lib.wiring import In, Out
 
 from rtl.cache._bursts import Bursts
 from rtl.cache._queue import Queue
-from rtl.cache._stage import Stage
 from rtl.cache.axi import AxiConfig
+from rtl.common.stage import Stage
 
 __all__ = ["WritePort", "word_shape"]
 

@@ -40,7 +40,7 @@ class Arbiter(wiring.Component):
     nothing, unless more than ``pressure`` beats of attention are under way.
 
     Latency: none, the grant comes in the cycle in which a port asks. Throughput: a grant a cycle.
-    Combinational paths: from ``en``, ``ask``, ``under_way`` and ``pressure`` to ``grant``.
+    Combinational paths: from ``en`` and ``ask`` to ``grant``.
 
     Bounds in beats granted to others while a port asks and nothing else holds it up: golden `attention_wait`,
     `gemm_wait`. While GEMM asks, it gets ``share`` / 256 of the beats of any interval, less ``max_burst``. Prefetch
@@ -56,7 +56,8 @@ class Arbiter(wiring.Component):
     en : one may be granted
     grant : one-hot, none if ``en`` is low or nobody may go
     share : that GEMM is guaranteed, in 1/256 of the beats
-    under_way, pressure : beats of attention that are under way; above ``pressure`` GEMM has its share and no more
+    under_way, pressure : beats of attention that are under way; while they are above ``pressure``, and one cycle more,
+        GEMM has its share and no more
     """
 
     def __init__(self, config: ArbiterConfig) -> None:
@@ -81,12 +82,14 @@ class Arbiter(wiring.Component):
         beats = Signal(unsigned(bits_for(c.max_burst)))
         gain = Signal(range(SHARES * c.max_burst + 1))
 
+        throttled = Signal()
+        m.d.sync += throttled.eq(self.under_way > self.pressure)
         gemm_asks = self.ask[GEMM:].any()
         owed = credit > 0
         gemm_first = gemm_asks & owed
         attention = self.en & self.ask[ATTENTION] & ~gemm_first
         prefetch = self.en & self.ask[PREFETCH] & ~self.ask[ATTENTION] & ~gemm_first
-        idle = ~self.ask[ATTENTION] & ~self.ask[PREFETCH] & (self.under_way <= self.pressure)
+        idle = ~self.ask[ATTENTION] & ~self.ask[PREFETCH] & ~throttled
         gemm = self.en & gemm_asks & (owed | idle)
         m.d.comb += [
             rotation.ask.eq(self.ask[GEMM:]),

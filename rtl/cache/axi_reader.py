@@ -9,10 +9,10 @@ from amaranth.utils import ceil_log2
 
 from golden.cache.arbiter import ATTENTION
 from rtl.cache._read_port import ReadPort, word_shape
-from rtl.cache._stage import Stage
 from rtl.cache._under_way import UnderWay
 from rtl.cache.arbiter import SHARE_BITS, UNDER_WAY_BITS, Arbiter, ArbiterConfig
 from rtl.cache.axi import READ, AxiConfig, keep_first_fault
+from rtl.common.stage import Stage
 
 __all__ = ["AxiReader"]
 
@@ -53,9 +53,9 @@ class AxiReader(wiring.Component):
     clear : sets ``words`` and ``waits`` to 0; they wrap after 32 bits
     """
 
-    ADDRESS_LATENCY: ClassVar[int] = 3
+    ADDRESS_LATENCY: ClassVar[int] = 4
     WORD_LATENCY: ClassVar[int] = 2
-    BAD_LATENCY: ClassVar[int] = 4
+    BAD_LATENCY: ClassVar[int] = 5
 
     def __init__(self, config: AxiConfig) -> None:
         self.config = config

@@ -7,10 +7,10 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from rtl.cache._rotation import Rotation
-from rtl.cache._stage import Stage
 from rtl.cache._under_way import UnderWay
 from rtl.cache._write_port import WritePort, word_shape
 from rtl.cache.axi import WRITE, AxiConfig, keep_first_fault
+from rtl.common.stage import Stage
 
 __all__ = ["AxiWriter"]
 
@@ -23,9 +23,9 @@ class AxiWriter(wiring.Component):
     Requests become INCR bursts of at most ``max_burst`` beats that never cross 4 KiB; requester k has id k. A burst is
     asked for when all of its words have come, so the bus never waits for a requester. Ports take turns by bursts.
 
-    Latency: ``ADDRESS_LATENCY`` cycles from a request whose words are there, or from the last word of a burst, to its
-    address and first word, on a bus that is ready and not otherwise in use; ``ANSWER_LATENCY`` from the answer of a
-    request's last burst to ``o``.
+    Latency: ``ADDRESS_LATENCY`` cycles from a request whose words are there, ``WORD_LATENCY`` from the last word of a
+    burst, to its address and first word, on a bus that is ready and not otherwise in use; ``ANSWER_LATENCY`` from the
+    answer of a request's last burst to ``o``.
     Throughput: a word a cycle, also of successive bursts and requests, if the buffer has two bursts.
     Stalls: ``i`` waits while its buffer is full. While ``outstanding`` answers of a port are due or wait at
     ``o``, it asks for nothing. ``bready`` is always 1.
@@ -49,7 +49,8 @@ class AxiWriter(wiring.Component):
     clear : sets ``words`` to 0
     """
 
-    ADDRESS_LATENCY: ClassVar[int] = 3
+    ADDRESS_LATENCY: ClassVar[int] = 4
+    WORD_LATENCY: ClassVar[int] = 3
     ANSWER_LATENCY: ClassVar[int] = 2
 
     def __init__(self, config: AxiConfig) -> None:

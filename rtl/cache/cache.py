@@ -16,6 +16,7 @@ from rtl.cache.axi import READ, WRITE, AxiConfig
 from rtl.cache.axi_reader import AxiReader
 from rtl.cache.axi_writer import AxiWriter
 from rtl.cache.page_table import PageConfig, PageTable
+from rtl.common.stage import Stage
 from rtl.config import AcceleratorConfig
 from rtl.mha._requests import request_layout
 from rtl.mha._scan import job_layout, scan_layout
@@ -209,6 +210,7 @@ class KvCache(wiring.Component):
         request, words = self.i_request.payload, translator.i[READS].payload
         order = data.StructLayout({"prefetched": 1, "count": request["count"].shape()})
         m.submodules.order = queue = SyncFIFOBuffered(width=order.size, depth=REQUESTS)
+        m.submodules.oldest = front = Stage(order)  # block RAM is too slow to choose by
         m.d.comb += [
             self.o_job.valid.eq(self.i_query.valid),
             self.o_job.payload.eq(self.i_query.payload.job),
@@ -242,17 +244,22 @@ class KvCache(wiring.Component):
             queue.w_en.eq(taken),
             queue.w_data.eq(Cat(prefetched, request.count)),
         ]
-        oldest, given = data.View(order, queue.r_data), Signal.like(request.count)
+        oldest, given = front.o.payload, Signal.like(request.count)
         last = given == oldest.count - 1
         moved = self.o.valid & self.o.ready
         m.d.comb += [
-            self.o.valid.eq(queue.r_rdy & Mux(oldest.prefetched, reader.o[PREFETCH].valid, reader.o[ATTENTION].valid)),
+            self.o.valid.eq(
+                front.o.valid & Mux(oldest.prefetched, reader.o[PREFETCH].valid, reader.o[ATTENTION].valid)
+            ),
             self.o.payload.eq(
                 Mux(oldest.prefetched, reader.o[PREFETCH].payload.as_value(), reader.o[ATTENTION].payload.as_value())
             ),
             reader.o[ATTENTION].ready.eq(moved & ~oldest.prefetched),
             reader.o[PREFETCH].ready.eq(moved & oldest.prefetched),
-            queue.r_en.eq(moved & last),
+            front.i.valid.eq(queue.r_rdy),
+            front.i.payload.eq(queue.r_data),
+            queue.r_en.eq(front.i.ready),
+            front.o.ready.eq(moved & last),
         ]
         with m.If(moved):
             m.d.sync += given.eq(Mux(last, 0, given + 1))

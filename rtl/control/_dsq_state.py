@@ -11,10 +11,10 @@ from amaranth.utils import ceil_log2
 from golden.control.commands import LINE_BYTES
 from golden.hcap.history import HISTORY_BITS
 from rtl.cache._read_port import word_shape as read_word_shape
-from rtl.cache._stage import Stage
 from rtl.cache._write_port import word_shape
 from rtl.cache.cache import KvCache
 from rtl.common.fixed import saturate_unsigned
+from rtl.common.stage import Stage
 from rtl.config import AcceleratorConfig
 
 __all__ = ["GROUP_COUNT_BITS", "LINE_BITS", "StateUpdate", "part_lines"]

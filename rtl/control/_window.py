@@ -8,8 +8,8 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from amaranth.utils import ceil_log2
 
 from golden.control.commands import LINE_BYTES
-from rtl.cache._stage import Stage
 from rtl.cache.axi import AxiConfig
+from rtl.common.stage import Stage
 
 __all__ = ["LINE_BITS", "WindowGuard"]
 

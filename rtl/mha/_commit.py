@@ -55,7 +55,7 @@ class ScoreCommit(wiring.Component):
     scan_valid, scan_token, scan_row, scan_scores : a row for the estimator
     context_en, context_ring, context_base, context_data : what the rebuild knows of a base
     top_clear, top_en, top_data : a new query starts; scores that count for the top
-    kept_ring, kept_index, o_kept : a kept token, in the next cycle
+    kept_ring, kept_index, kept_en, o_kept : a kept token, in the next cycle if enabled
     o_decision, o_fine : as said
     """
 
@@ -79,6 +79,7 @@ class ScoreCommit(wiring.Component):
                 "top_data": In(scores),
                 "kept_ring": In(ring),
                 "kept_index": In(range(c.dsq.group_tokens)),
+                "kept_en": In(1),
                 "o_kept": Out(kept_layout(c)),
                 "o_decision": Out(stream.Signature(decision_layout(c))),
                 "o_fine": Out(stream.Signature(scores)),
@@ -88,6 +89,7 @@ class ScoreCommit(wiring.Component):
     def elaborate(self, platform: Any) -> Module:
         m = Module()
         c = self.config
+        came, has_come = Signal(self.i.payload.shape()), Signal()  # its base's context is read
         row, valid = Signal(self.i.payload.shape()), Signal()
         tag, lower, coarse = row.tag, row.kind == RowKind.LOWER, row.kind == RowKind.COARSE
         in_base = Mux(self.i.payload.kind == RowKind.LOWER, self.i.payload.tag.index, self.i.payload.tag.base)
@@ -103,17 +105,23 @@ class ScoreCommit(wiring.Component):
             write.data.eq(self.context_data),
             read.addr.eq(Cat(in_base[: base_bits(c)], self.i.payload.tag.place[:ring_bits])),
             read.en.eq(self.i.ready),
-            self.i.ready.eq(~valid | (row.kind != RowKind.FINE) | self.o_fine.ready),
+            self.i.ready.eq(~has_come | (came.kind != RowKind.FINE) | self.o_fine.ready),
         ]
         with m.If(self.i.ready):
-            m.d.sync += [valid.eq(self.i.valid), row.eq(self.i.payload)]
+            m.d.sync += [has_come.eq(self.i.valid), came.eq(self.i.payload)]
+        context = Signal(read.data.shape())
+        m.d.sync += [
+            valid.eq(has_come & ((came.kind == RowKind.LOWER) | (came.kind == RowKind.COARSE))),
+            row.eq(came),
+            context.eq(read.data),
+        ]
         m.d.comb += [
-            self.scan_valid.eq(valid & ((row.kind == RowKind.UPPER) | (row.kind == RowKind.INT8))),
-            self.scan_token.eq(row.kind == RowKind.INT8),
-            self.scan_row.eq(tag),
-            self.scan_scores.eq(row.scores),
-            self.o_fine.valid.eq(valid & (row.kind == RowKind.FINE)),
-            self.o_fine.payload.eq(row.scores),
+            self.scan_valid.eq(has_come & ((came.kind == RowKind.UPPER) | (came.kind == RowKind.INT8))),
+            self.scan_token.eq(came.kind == RowKind.INT8),
+            self.scan_row.eq(came.tag),
+            self.scan_scores.eq(came.scores),
+            self.o_fine.valid.eq(has_come & (came.kind == RowKind.FINE)),
+            self.o_fine.payload.eq(came.scores),
         ]
 
         # The exact scores of this group's bases whose lower nibbles were read.
@@ -123,7 +131,7 @@ class ScoreCommit(wiring.Component):
         keep, sums = Signal(), Signal(sums_layout(c))
         count = Signal(range(c.dsq.group_tokens))
         m.d.comb += [
-            keep.eq(valid & (lower | coarse)),
+            keep.eq(valid),
             known_write.en.eq(valid & lower),
             known_write.addr.eq(base),
             known_write.data.eq(sums),
@@ -139,7 +147,7 @@ class ScoreCommit(wiring.Component):
         top, highest = Signal(sums_layout(c)), Signal(sums_layout(c))
         for head, total in enumerate(sums):
             m.d.comb += [
-                total.eq(row.scores[head] + Mux(is_exact, known_read.data[head], read.data.estimate[head])),
+                total.eq(row.scores[head] + Mux(is_exact, known_read.data[head], context.estimate[head])),
                 highest[head].eq(Mux(total > top[head], total, top[head])),
             ]
             with m.If(self.top_clear):
@@ -158,8 +166,9 @@ class ScoreCommit(wiring.Component):
             write.data.scores.eq(sums),
             write.data.delta.eq(coarse),
             write.data.index.eq(tag.index),
-            write.data.scale.eq(read.data.v_scale),
+            write.data.scale.eq(context.v_scale),
             kept_read.addr.eq(Cat(self.kept_index, self.kept_ring)),
+            kept_read.en.eq(self.kept_en),
             self.o_kept.eq(kept_read.data),
             self.o_decision.valid.eq(keep & tag.end),
             self.o_decision.payload.ring.eq(tag.place),

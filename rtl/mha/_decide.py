@@ -11,7 +11,7 @@ from golden.dsq.record import COARSE_BITS
 from rtl.config import AcceleratorConfig
 from rtl.mha._commit import decision_layout, kept_layout, sums_layout
 from rtl.mha._query_store import SLOT_BITS
-from rtl.mha._requests import GROUP_BITS, RING_ITEMS, Piece, RecordOffsets, ask_layout
+from rtl.mha._requests import GROUP_BITS, RING_ITEMS, SUM_BITS, Piece, RecordOffsets, ask_layout
 from rtl.mha._scan import MARGIN_BITS
 
 __all__ = ["TokenKind", "ValueDecider", "ring_layout", "token_layout"]
@@ -71,7 +71,7 @@ class ValueDecider(wiring.Component):
     Members
     -------
     i : groups, complete
-    kept_ring, kept_index, kept : the tokens, read in the next cycle
+    kept_ring, kept_index, kept_en, kept : the tokens, read in the next cycle if enabled
     ring, ring_data : what is kept of the group, at once
     o_ask, o_token : requests, and the tokens that they are for
     done, used : the group is done, ``used`` of its tokens go on
@@ -84,6 +84,7 @@ class ValueDecider(wiring.Component):
                 "i": In(stream.Signature(decision_layout(c))),
                 "kept_ring": Out(range(RING_ITEMS)),
                 "kept_index": Out(range(c.dsq.group_tokens)),
+                "kept_en": Out(1),
                 "kept": In(kept_layout(c)),
                 "ring": Out(range(RING_ITEMS)),
                 "ring_data": In(ring_layout()),
@@ -96,30 +97,38 @@ class ValueDecider(wiring.Component):
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        c, group, info = self.config, self.i.payload, self.ring_data
+        c, group = self.config, self.i.payload
+        self._info = info = Signal.like(self.ring_data)  # of the group, from the second cycle on
+        m.d.sync += info.eq(self.ring_data)
         index = Signal.like(group.count)  # of the token that is read
-        valid, near, hold = Signal(), Signal(), Signal()
+        read, valid, near, hold = Signal(), Signal(), Signal(), Signal()
+        token = Signal(kept_layout(c))
         pending, pending_valid = Signal(kept_layout(c)), Signal()
         ended, sent, fine_sent = Signal(), Signal(), Signal()
         used = Signal.like(self.used)
-        distances = (top - score for top, score in zip(group.top, self.kept.scores, strict=True))
+        distances = [Signal(SUM_BITS, name=f"distance_{head}") for head in range(c.mha.q_heads)]
         m.d.comb += [
             self.kept_ring.eq(group.ring),
-            # While the token at hand is held, its address is held, too.
-            self.kept_index.eq(Mux(hold, index - 1, index)),
+            self.kept_index.eq(index),
+            self.kept_en.eq(~hold),
             self.ring.eq(group.ring),
             near.eq(valid & (~info.prune | Cat(d <= info.margin for d in distances).any())),
-            ended.eq(self.i.valid & ~valid & (index == group.count)),
+            ended.eq(self.i.valid & ~read & ~valid & (index == group.count)),
             hold.eq(near & pending_valid & ~sent),
         ]
         with m.If(self.i.valid & ~hold):
-            m.d.sync += valid.eq(index != group.count)
+            m.d.sync += [
+                read.eq(index != group.count),
+                valid.eq(read),
+                token.eq(self.kept),
+                *(d.eq(top - score) for d, top, score in zip(distances, group.top, self.kept.scores, strict=True)),
+            ]
             with m.If(index != group.count):
                 m.d.sync += index.eq(index + 1)
         with m.If(sent):
             m.d.sync += [pending_valid.eq(0), used.eq(used + 1)]
         with m.If(near & ~hold):
-            m.d.sync += [pending.eq(self.kept), pending_valid.eq(1)]
+            m.d.sync += [pending.eq(token), pending_valid.eq(1)]
         with m.If(ended & ~pending_valid):
             m.d.comb += [self.done.eq(1), self.i.ready.eq(1)]
             m.d.sync += [index.eq(0), used.eq(0)]
@@ -129,7 +138,7 @@ class ValueDecider(wiring.Component):
 
     def _send(self, m: Module, token: data.View, valid: Value, last: Value, sent: Signal, fine_sent: Signal) -> None:
         """Ask for the fine plane of a delta, then for its V; give the token with the latter."""
-        c, info, out = self.config.dsq, self.ring_data, self.o_token.payload
+        c, info, out = self.config.dsq, self._info, self.o_token.payload
         request, piece = self.o_ask.payload.request, self.o_ask.payload.piece
         offsets = RecordOffsets(self.config, info.salient[: bits_for(c.max_salient)])
         planes = c.delta_bits // COARSE_BITS

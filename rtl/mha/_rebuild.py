@@ -91,7 +91,7 @@ class RebuildEngine(wiring.Component):
         item, base = Signal.like(self.table_item), Signal(range(bases))
         m.d.sync += item.eq(self.next_item)
         last_item = item == tile.items - 1
-        last_base = base == self.entry.count - 1
+        last_base = base == self.entry.last
         room, pending = self._reserve(m)
 
         # Two passes over the entries: address, entry, differences, distance.
@@ -401,33 +401,41 @@ class RebuildEngine(wiring.Component):
         tokens = c.dsq.group_tokens
         self._reading, self._ending, self._block_begin, self._row = (Signal() for _ in range(4))
         self._all_read, self._last_wanted = Signal(), Signal()
-        count, marked, place = (Signal(range(tokens), name=name) for name in ("count", "marked", "place"))
-        reads = Signal()
+        count, read_at, marked, place = (
+            Signal(range(tokens), name=name) for name in ("count", "read_at", "marked", "place")
+        )
+        reads, judges = Signal(), Signal()
         m.submodules.wanted = store = Memory(shape=range(tokens), depth=tokens, init=[])
         write, read = store.write_port(), store.read_port(domain="comb")
         wanted = read.data  # the token at ``place`` of those that are marked
         tops = self.top[tile.tile]
-        distances = (top - score for top, score in zip(tops, self.token_scores, strict=True))
+        distances = [Signal(DISTANCE_BITS, name=f"token_distance_{head}") for head in range(c.mha.q_heads)]
         near = ~tile.job.prune | Cat(distance <= tile.job.value_margin for distance in distances).any()
         m.d.comb += [
-            write.en.eq(reads & near),
+            write.en.eq(judges & near),
             write.addr.eq(self._wanted_count),
             write.data.eq(marked),
             read.addr.eq(place),
             self.token_index.eq(Cat(Mux(self._reading, count, wanted), block)),
-            self._all_read.eq(reads & (marked == self.entry.count - 1)),
+            self._all_read.eq(judges & (marked == self.entry.last)),
             self._last_wanted.eq(place == self._wanted_count - 1),
             self._row_word.eq(block_words(c)[Piece.V_ROWS][0] + times(wanted, c.dsq.row_words(8))),
         ]
-        m.d.sync += [reads.eq(self._reading & ~self._all_read), marked.eq(count)]
+        m.d.sync += [
+            reads.eq(self._reading & ~self._all_read),
+            judges.eq(reads & ~self._all_read),
+            read_at.eq(count),
+            marked.eq(read_at),
+            *(d.eq(top - score) for d, top, score in zip(distances, tops, self.token_scores, strict=True)),
+        ]
         with m.If(self._reading):
             m.d.sync += count.eq(count + 1)
-        with m.If(reads & near):
+        with m.If(judges & near):
             m.d.sync += self._wanted_count.eq(self._wanted_count + 1)
         with m.If(self._row & self.o_ask.valid & self.o_ask.ready):
             m.d.sync += place.eq(place + 1)
         with m.If(self._block_begin):
-            m.d.sync += [count.eq(0), reads.eq(0), place.eq(0), self._wanted_count.eq(0)]
+            m.d.sync += [count.eq(0), reads.eq(0), judges.eq(0), place.eq(0), self._wanted_count.eq(0)]
         m.d.comb += [
             self.top_data.eq(tops),
             self.o_token.valid.eq((self._row & self.o_ask.ready) | self._ending),

@@ -41,8 +41,8 @@ def scan_layout() -> data.StructLayout:
 
 
 def entry_layout() -> data.StructLayout:
-    """Group and count of an item of a tile."""
-    return data.StructLayout({"group": GROUP_BITS, "count": 8})
+    """Group and count of an item of a tile; ``last``: one less."""
+    return data.StructLayout({"group": GROUP_BITS, "count": 8, "last": 8})
 
 
 def fault_layout() -> data.StructLayout:
@@ -234,6 +234,7 @@ class ScanEngine(wiring.Component):
             write.addr.eq(Cat(items[: self.item_bits], tile)),
             write.data.group.eq(self.i_scan.payload.group),
             write.data.count.eq(self.i_scan.payload.count),
+            write.data.last.eq(self.i_scan.payload.count - 1),
             read.addr.eq(Cat(self.entry_item, self.entry_tile)),
             self.o_entry.eq(read.data),
             faulty.addr.eq(Cat(self.fault_item, self.fault_tile)),

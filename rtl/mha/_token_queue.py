@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
 from golden.dsq.record import COARSE_BITS
+from rtl.common.stage import ForwardStage
 from rtl.config import AcceleratorConfig
 from rtl.hcap.estimator import scores_layout
 from rtl.mha._commit import sums_layout
@@ -68,7 +69,8 @@ class TokenQueue(wiring.Component):
         c = self.config
         layout = token_layout(c)
         m.submodules.queue = queue = SyncFIFOBuffered(width=layout.size, depth=QUEUE_GROUPS * c.dsq.group_tokens)
-        token, out = data.View(layout, queue.r_data), self.o.payload
+        m.submodules.front = front = ForwardStage(layout)  # behind block RAM
+        token, out = front.o.payload, self.o.payload
         with_fine = (token.kind == TokenKind.DELTA) if c.dsq.delta_bits > COARSE_BITS else 0
         is_int8, is_end = token.kind == TokenKind.INT8, token.kind == TokenKind.END
         complete, free, moves = Signal(), Signal(), Signal()
@@ -78,9 +80,12 @@ class TokenQueue(wiring.Component):
             queue.w_data.eq(self.i.payload),
             complete.eq(Mux(with_fine, self.i_fine.valid, ~is_int8 | self.v_ready)),
             free.eq(~self.o.valid | self.o.ready),
-            moves.eq(queue.r_rdy & complete & free),
-            queue.r_en.eq(moves),
-            self.i_fine.ready.eq(queue.r_rdy & with_fine & free),
+            front.i.valid.eq(queue.r_rdy),
+            front.i.payload.eq(queue.r_data),
+            queue.r_en.eq(front.i.ready),
+            moves.eq(front.o.valid & complete & free),
+            front.o.ready.eq(complete & free),
+            self.i_fine.ready.eq(front.o.valid & with_fine & free),
             self.v_index.eq(token.index),
             self.v_done.eq(moves & is_int8 & token.block_end),
             self.token_done.eq(moves & ~is_end),

@@ -7,6 +7,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
 
+from rtl.common.stage import ForwardStage, Stage
 from rtl.config import AcceleratorConfig
 from rtl.dsq._compressor_steps import calibration_layout
 from rtl.hcap.estimator import Estimator
@@ -107,7 +108,8 @@ class MhaCore(wiring.Component):
         m.submodules.entries = entries = MassEntries(c, softmax.o_shape)
         m.submodules.mass = mass = self._mass
         feed = self._memory(m, scan, rebuild, decide, scores, value_sum)
-        self._queries(m, scan, scores, value_sum, softmax.o.payload.tag.slot)
+        weighed = self._weights(m, softmax, value_sum, entries)
+        self._queries(m, scan, scores, value_sum, weighed, softmax.o.payload.tag.slot)
         self._scanned(m, scan, rebuild, estimator, commit)
         self._kept(m, rebuild, decide, estimator, commit)
         connect(m, flipped(self.i_job), scan.i_job)
@@ -115,7 +117,9 @@ class MhaCore(wiring.Component):
         connect(m, scan.o_tile, rebuild.i)
         connect(m, scores.o, commit.i)
         connect(m, commit.o_fine, queue.i_fine)
-        connect(m, queue.o, softmax.i)
+        m.submodules.queued = queued = Stage(queue.o.payload.shape())
+        connect(m, queue.o, queued.i)
+        connect(m, queued.o, softmax.i)
         connect(m, entries.o, mass.i_entry)
         connect(m, value_sum.o_row, mass.i_row)
         connect(m, mass.o, flipped(self.o_mass))
@@ -135,7 +139,6 @@ class MhaCore(wiring.Component):
             decide.o_token.ready.eq(queue.i.ready),
             rebuild.o_token.ready.eq(queue.i.ready & ~decide.o_token.valid),
         ]
-        self._weights(m, softmax, value_sum, entries)
         self._finish(m, scan, feed, value_sum, commit)
         return m
 
@@ -153,19 +156,20 @@ class MhaCore(wiring.Component):
         m.submodules.feed = feed = WordFeed(c)
         piece = piece_layout(c)
         m.submodules.pieces = pieces = SyncFIFOBuffered(width=piece.size, depth=PIECES_DEPTH)
+        m.submodules.piece = front = ForwardStage(piece)  # behind block RAM
         m.submodules.words = words = SyncFIFOBuffered(width=self.i.payload.shape().size, depth=4)
         m.submodules.values = values = SyncFIFOBuffered(width=c.dsq.bus_bits, depth=VALUE_DEPTH)
+        m.submodules.requests = requests = Stage(self.o_request.payload.shape())
+        connect(m, requests.o, flipped(self.o_request))
         free = Signal()
-        m.d.comb += free.eq((~self.o_request.valid | self.o_request.ready) & pieces.w_rdy)
-        with m.If(self.o_request.ready):
-            m.d.sync += self.o_request.valid.eq(0)
+        m.d.comb += free.eq(requests.i.ready & pieces.w_rdy)
         taken = 0
         for source in (decide.o_ask, rebuild.o_ask, scan.o_ask):
             m.d.comb += source.ready.eq(free & ~taken)
             with m.If(source.valid & source.ready):
                 m.d.comb += [pieces.w_en.eq(1), pieces.w_data.eq(source.payload.piece)]
-                m.d.sync += self.o_request.valid.eq(1)
-                m.d.sync += self.o_request.payload.eq(Cat(source.payload.piece.slot, source.payload.request))
+                m.d.comb += requests.i.valid.eq(1)
+                m.d.comb += requests.i.payload.eq(Cat(source.payload.piece.slot, source.payload.request))
             taken = taken | source.valid
         m.d.comb += [
             words.w_en.eq(self.i.valid),
@@ -174,9 +178,9 @@ class MhaCore(wiring.Component):
             feed.i.valid.eq(words.r_rdy),
             feed.i.payload.eq(words.r_data),
             words.r_en.eq(feed.i.ready),
-            feed.i_piece.valid.eq(pieces.r_rdy),
-            feed.i_piece.payload.eq(pieces.r_data),
-            pieces.r_en.eq(feed.i_piece.ready),
+            front.i.valid.eq(pieces.r_rdy),
+            front.i.payload.eq(pieces.r_data),
+            pieces.r_en.eq(front.i.ready),
             values.w_en.eq(feed.o_value.valid),
             values.w_data.eq(feed.o_value.payload),
             feed.o_value.ready.eq(values.w_rdy),
@@ -184,11 +188,18 @@ class MhaCore(wiring.Component):
             value_sum.i_word.payload.eq(values.r_data),
             values.r_en.eq(value_sum.i_word.ready),
         ]
+        connect(m, front.o, feed.i_piece)
         connect(m, feed.o_row, scores.i)
         return feed
 
     def _queries(
-        self, m: Module, scan: ScanEngine, scores: ScoreArray, value_sum: ValueSum, end_slot: Value
+        self,
+        m: Module,
+        scan: ScanEngine,
+        scores: ScoreArray,
+        value_sum: ValueSum,
+        weighed: Stage,
+        end_slot: Value,
     ) -> None:
         """Query rows and calibration of the query that is loaded; the calibration of the query that ends."""
         c = self.config
@@ -225,7 +236,7 @@ class MhaCore(wiring.Component):
             m.d.sync += given.eq(1)
         # No more queries are under way than calibrations are kept.
         calibrations = Signal(data.ArrayLayout(SLOT_BITS, SLOTS))
-        m.d.comb += [scan.loaded.eq(given), value_sum.i_token.payload.slot.eq(calibrations[end_slot])]
+        m.d.comb += [scan.loaded.eq(given), weighed.i.payload.slot.eq(calibrations[end_slot])]
         with m.If(scan.loaded):
             m.d.sync += [beat.eq(0), all_in.eq(0), calibrated.eq(0), given.eq(0)]
             m.d.sync += calibrations[scan.load_slot].eq(calibration)
@@ -293,6 +304,7 @@ class MhaCore(wiring.Component):
             rebuild.used.eq(decide.used),
             commit.kept_ring.eq(decide.kept_ring),
             commit.kept_index.eq(decide.kept_index),
+            commit.kept_en.eq(decide.kept_en),
             decide.kept.eq(commit.o_kept),
             decide.ring_data.eq(rebuild.ring_data),
             # There are no more groups under way than this queue has places.
@@ -306,26 +318,29 @@ class MhaCore(wiring.Component):
         for name in ("context_en", "context_ring", "context_base", "context_data", "top_clear", "top_en", "top_data"):
             m.d.comb += getattr(commit, name).eq(getattr(rebuild, name))
 
-    def _weights(self, m: Module, softmax: StreamingSoftmax, value_sum: ValueSum, entries: MassEntries) -> None:
-        """Each weight goes to the value sum and to the masses, as soon as either takes it."""
+    def _weights(self, m: Module, softmax: StreamingSoftmax, value_sum: ValueSum, entries: MassEntries) -> Stage:
+        """Each weight goes to the value sum, by what is returned, and to the masses, as soon as either takes it."""
+        m.submodules.weighed = weighed = Stage(value_sum.i_token.payload.shape())
+        connect(m, weighed.o, value_sum.i_token)
         token, tag = softmax.o.payload, softmax.o.payload.tag
         taken = Signal(2)
-        sides = (value_sum.i_token, entries.i)
+        sides = (weighed.i, entries.i)
         for n, side in enumerate(sides):
             m.d.comb += side.valid.eq(softmax.o.valid & ~taken[n])
             with m.If(side.valid & side.ready):
                 m.d.sync += taken[n].eq(1)
-        m.d.comb += softmax.o.ready.eq((taken[0] | value_sum.i_token.ready) & (taken[1] | entries.i.ready))
+        m.d.comb += softmax.o.ready.eq((taken[0] | weighed.i.ready) & (taken[1] | entries.i.ready))
         with m.If(softmax.o.ready):
             m.d.sync += taken.eq(0)
         m.d.comb += [
             entries.i.payload.eq(token),
-            value_sum.i_token.payload.weights.eq(token.weights),
-            value_sum.i_token.payload.rises.eq(token.rises),
-            value_sum.i_token.payload.scale.eq(tag.scale),
-            value_sum.i_token.payload.delta.eq(tag.delta),
-            value_sum.i_token.payload.end.eq(token.end),
+            weighed.i.payload.weights.eq(token.weights),
+            weighed.i.payload.rises.eq(token.rises),
+            weighed.i.payload.scale.eq(tag.scale),
+            weighed.i.payload.delta.eq(tag.delta),
+            weighed.i.payload.end.eq(token.end),
         ]
+        return weighed
 
     def _finish(
         self,
