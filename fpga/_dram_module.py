@@ -16,6 +16,7 @@ from litex.gen import LiteXModule
 from litex.gen.fhdl.verilog import convert
 from litex.soc.interconnect import csr_bus, wishbone
 from litex.soc.interconnect.csr import AutoCSR, CSRStatus, CSRStorage
+from litex.soc.interconnect.stream import Buffer
 from migen import ClockDomain, Instance, Module, Record, Signal
 from migen.fhdl.specials import Tristate
 from migen.fhdl.structure import wrap
@@ -144,13 +145,19 @@ class _Controller(LiteXModule):
         for channel, fields in _CHANNELS.items():
             inside = getattr(axi, channel)
             out = channel in _ANSWERS
+            into = inside
+            if not out:  # its ``ready`` is the end of a long path
+                slices = Buffer(inside.description, pipe_ready=True)
+                self.submodules += slices
+                self.comb += slices.source.connect(inside)
+                into = slices.sink
             for name in fields:
-                self.ports.append((f"axi_{channel}{name}", getattr(inside, name), "o" if out else "i"))
+                self.ports.append((f"axi_{channel}{name}", getattr(into, name), "o" if out else "i"))
             if channel in ("aw", "ar"):
                 valid, ready = Signal(), Signal()
-                self.comb += [inside.valid.eq(valid & self.ready), ready.eq(inside.ready & self.ready)]
+                self.comb += [into.valid.eq(valid & self.ready), ready.eq(into.ready & self.ready)]
             else:
-                valid, ready = inside.valid, inside.ready
+                valid, ready = into.valid, into.ready
             self.ports.append((f"axi_{channel}valid", valid, "o" if out else "i"))
             self.ports.append((f"axi_{channel}ready", ready, "i" if out else "o"))
 

@@ -17,20 +17,21 @@ class Bench:
 
     def __init__(self, dut: Any) -> None:
         self.dut, self.ports, self.max_burst = dut, params()["ports"], params()["max_burst"]
-        self.beats_bits = self.max_burst.bit_length()
+        self.beats_bits, self.gain_bits = self.max_burst.bit_length(), (255 * self.max_burst).bit_length()
         self.beats = [0] * self.ports  # of the burst that a port has; 0: none
         self.state = Arbitration()
         self.share = self.pressure = self.under_way = 0
         self.throttled = False  # by what was under way a cycle before
         dut.ask.value = dut.beats.value = dut.en.value = 0
-        dut.share.value = dut.pressure.value = dut.under_way.value = 0
+        dut.gains.value = dut.pressure.value = dut.under_way.value = 0
 
     async def step(self, en: bool = True) -> int | None:
         """One cycle; returns the port that was granted."""
         dut = self.dut
         dut.ask.value = sum((beats > 0) << port for port, beats in enumerate(self.beats))
         dut.beats.value = sum(beats << self.beats_bits * port for port, beats in enumerate(self.beats))
-        dut.en.value, dut.share.value = int(en), self.share
+        dut.en.value = int(en)
+        dut.gains.value = sum(self.share * beats << self.gain_bits * port for port, beats in enumerate(self.beats))
         dut.pressure.value, dut.under_way.value = self.pressure, self.under_way
         await ReadOnly()
         port = None

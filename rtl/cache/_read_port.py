@@ -9,6 +9,7 @@ from amaranth.utils import bits_for
 
 from rtl.cache._bursts import Bursts
 from rtl.cache._queue import Queue
+from rtl.cache.arbiter import SHARE_BITS
 from rtl.cache.axi import AxiConfig
 from rtl.common.stage import Stage
 
@@ -29,18 +30,20 @@ class ReadPort(wiring.Component):
     Members
     -------
     i_request, o : as in AxiReader
-    burst : one that may be asked for, until it is
+    burst : one that may be asked for, until it is; ``gain``: its beats times ``share``
     beat, word : a word arrives
     under_way : words that are asked for and have not come
     """
 
-    def __init__(self, config: AxiConfig, depth: int) -> None:
+    def __init__(self, config: AxiConfig, depth: int, gain_bits: int) -> None:
         self.config, self.depth = config, depth
         super().__init__(
             {
                 "i_request": In(stream.Signature(config.request_shape)),
                 "o": Out(stream.Signature(word_shape(config))),
                 "burst": Out(stream.Signature(config.burst_shape)),
+                "share": In(SHARE_BITS),
+                "gain": Out(gain_bits),
                 "beat": In(1),
                 "word": In(word_shape(config)),
                 "under_way": Out(bits_for(depth)),
@@ -51,7 +54,7 @@ class ReadPort(wiring.Component):
         m = Module()
         c = self.config
         m.submodules.bursts = bursts = Bursts(c)
-        m.submodules.stage = stage = Stage(c.burst_shape)
+        m.submodules.stage = stage = Stage(data.StructLayout({"gain": len(self.gain), "burst": c.burst_shape}))
         m.submodules.buffer = buffer = Queue(word_shape(c), depth=self.depth)
         wiring.connect(m, wiring.flipped(self.i_request), bursts.i)
         wiring.connect(m, buffer.o, wiring.flipped(self.o))
@@ -62,13 +65,15 @@ class ReadPort(wiring.Component):
         fits = beats <= room
         begins = bursts.o.valid & fits & stage.i.ready
         m.d.comb += [
-            stage.i.payload.eq(bursts.o.payload),
+            stage.i.payload.gain.eq(beats * self.share),
+            stage.i.payload.burst.eq(bursts.o.payload),
             stage.i.valid.eq(bursts.o.valid & fits),
             bursts.o.ready.eq(fits & stage.i.ready),
         ]
         m.d.sync += room.eq(room - Mux(begins, beats, 0) + (self.o.valid & self.o.ready))
 
-        burst = stage.o.payload
+        burst = stage.o.payload.burst
+        m.d.comb += self.gain.eq(stage.o.payload.gain)
         asked = self.burst.valid & self.burst.ready
         refused = stage.o.valid & burst.bad & (self.under_way == 0)
         m.d.comb += [

@@ -32,6 +32,12 @@ class ArbiterConfig:
             raise ValueError(f"max_burst must be at least 1, not {self.max_burst!r}")
 
 
+    @property
+    def gain_bits(self) -> int:
+        """Of `Arbiter`'s ``gains``."""
+        return bits_for((SHARES - 1) * self.max_burst)
+
+
 class Arbiter(wiring.Component):
     """Attention first, then prefetch, then the GEMM ports in rotation; GEMM is guaranteed a share of the beats.
 
@@ -55,7 +61,8 @@ class Arbiter(wiring.Component):
     ask, beats : per port: a burst of so many beats, 1 to ``max_burst``, both until its grant
     en : one may be granted
     grant : one-hot, none if ``en`` is low or nobody may go
-    share : that GEMM is guaranteed, in 1/256 of the beats
+    gains : per port: beats times ``share``, which is what GEMM is guaranteed, in 1/256 of the beats. Products are too
+        slow to be made of what was granted.
     under_way, pressure : beats of attention that are under way; while they are above ``pressure``, and one cycle more,
         GEMM has its share and no more
     """
@@ -68,7 +75,7 @@ class Arbiter(wiring.Component):
                 "beats": In(data.ArrayLayout(unsigned(bits_for(config.max_burst)), config.ports)),
                 "en": In(1),
                 "grant": Out(config.ports),
-                "share": In(SHARE_BITS),
+                "gains": In(data.ArrayLayout(unsigned(config.gain_bits), config.ports)),
                 "under_way": In(UNDER_WAY_BITS),
                 "pressure": In(UNDER_WAY_BITS),
             }
@@ -80,7 +87,7 @@ class Arbiter(wiring.Component):
         m.submodules.rotation = rotation = Rotation(c.ports - GEMM)
         credit = Signal(signed(bits_for(SHARES * c.max_burst) + 1))
         beats = Signal(unsigned(bits_for(c.max_burst)))
-        gain = Signal(range(SHARES * c.max_burst + 1))
+        gain = Signal(c.gain_bits)
 
         throttled = Signal()
         m.d.sync += throttled.eq(self.under_way > self.pressure)
@@ -98,8 +105,7 @@ class Arbiter(wiring.Component):
         ]
         for port in range(c.ports):
             with m.If(self.grant[port]):
-                m.d.comb += beats.eq(self.beats[port])
-        m.d.comb += gain.eq(self.share * beats)
+                m.d.comb += [beats.eq(self.beats[port]), gain.eq(self.gains[port])]
         with m.If((attention | prefetch) & gemm_asks):
             m.d.sync += credit.eq(credit + gain)
         with m.Elif(gemm & owed):

@@ -84,7 +84,7 @@ class AxiReader(wiring.Component):
         m.submodules.under_way = under_way = UnderWay(c, unsigned(c.word_addr_bits))
         address = data.StructLayout({"port": c.id_bits, "address": c.word_addr_bits, "beats": c.beats_shape})
         m.submodules.stage = stage = Stage(address)
-        ports = [ReadPort(c, depth) for depth in c.depths]
+        ports = [ReadPort(c, depth, self._arbiter_config.gain_bits) for depth in c.depths]
 
         arrives = axi.rvalid
         faulty = axi.rresp[1]
@@ -100,6 +100,8 @@ class AxiReader(wiring.Component):
                 arbiter.ask[k].eq(port.burst.valid),
                 self.asking[k].eq(port.burst.valid),
                 arbiter.beats[k].eq(beats),
+                arbiter.gains[k].eq(port.gain),
+                port.share.eq(self.share),
                 port.burst.ready.eq(granted),
                 port.beat.eq(arrives & (axi.rid == k)),
                 port.word.data.eq(Mux(arrives, axi.rdata, 0)),  # unknown bits would go to words of bad requests
@@ -122,7 +124,6 @@ class AxiReader(wiring.Component):
 
         m.d.comb += [
             arbiter.en.eq(stage.i.ready & ~under_way.full),
-            arbiter.share.eq(self.share),
             arbiter.pressure.eq(self.pressure),
             arbiter.under_way.eq(ports[ATTENTION].under_way),
             stage.i.valid.eq(arbiter.grant.any()),

@@ -46,17 +46,16 @@ class WindowGuard(wiring.Component):
         m = Module()
         m.submodules.stage = stage = Stage(self.config.request_shape)
         shift = ceil_log2(LINE_BYTES // self.config.word_bytes)
-        request = self.i.payload
+        request = stage.o.payload
         last = request.address + request.count - 1
         outside = (request.address < (self.base << shift)) | (last >= (self.end << shift))
         m.d.comb += [
-            stage.i.valid.eq(self.i.valid),
-            stage.i.payload.address.eq(request.address),
-            stage.i.payload.count.eq(request.count),
-            stage.i.payload.bad.eq(request.bad | outside),
-            self.i.ready.eq(stage.i.ready),
+            self.o.valid.eq(stage.o.valid),
+            self.o.payload.eq(request),
+            self.o.payload.bad.eq(request.bad | outside),
+            stage.o.ready.eq(self.o.ready),
         ]
-        with m.If(self.i.valid & self.i.ready & outside):
+        with m.If(stage.o.valid & outside):
             m.d.sync += self.outside.eq(1)
-        connect(m, stage.o, flipped(self.o))
+        connect(m, flipped(self.i), stage.i)
         return m

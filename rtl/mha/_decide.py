@@ -102,7 +102,7 @@ class ValueDecider(wiring.Component):
         m.d.sync += info.eq(self.ring_data)
         index = Signal.like(group.count)  # of the token that is read
         read, valid, near, hold = Signal(), Signal(), Signal(), Signal()
-        token = Signal(kept_layout(c))
+        read_token, token = Signal(kept_layout(c)), Signal(kept_layout(c))
         pending, pending_valid = Signal(kept_layout(c)), Signal()
         ended, sent, fine_sent = Signal(), Signal(), Signal()
         used = Signal.like(self.used)
@@ -112,15 +112,16 @@ class ValueDecider(wiring.Component):
             self.kept_index.eq(index),
             self.kept_en.eq(~hold),
             self.ring.eq(group.ring),
-            near.eq(valid & (~info.prune | Cat(d <= info.margin for d in distances).any())),
-            ended.eq(self.i.valid & ~read & ~valid & (index == group.count)),
+            ended.eq(self.i.valid & ~read & ~valid & ~near & (index == group.count)),
             hold.eq(near & pending_valid & ~sent),
         ]
         with m.If(self.i.valid & ~hold):
             m.d.sync += [
                 read.eq(index != group.count),
                 valid.eq(read),
-                token.eq(self.kept),
+                read_token.eq(self.kept),
+                near.eq(valid & (~info.prune | Cat(d <= info.margin for d in distances).any())),
+                token.eq(read_token),
                 *(d.eq(top - score) for d, top, score in zip(distances, group.top, self.kept.scores, strict=True)),
             ]
             with m.If(index != group.count):

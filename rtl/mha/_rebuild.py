@@ -92,6 +92,8 @@ class RebuildEngine(wiring.Component):
         m.d.sync += item.eq(self.next_item)
         last_item = item == tile.items - 1
         last_base = base == self.entry.last
+        self._entry = Signal.like(self.entry)  # of the item at hand, from its second cycle on
+        m.d.sync += self._entry.eq(self.entry)
         room, pending = self._reserve(m)
 
         # Two passes over the entries: address, entry, differences, distance.
@@ -335,16 +337,16 @@ class RebuildEngine(wiring.Component):
 
     def _ask(self, m: Module, lower: Signal, runs: Signal, run: data.View, ring: Signal) -> Signal:
         """Requests of the marked rows, lower nibbles first, or of an INT8 block; returns what enables the former."""
-        c, tile = self.config, self._tile
+        c, tile, entry = self.config, self._tile, self._entry
         request, piece = self.o_ask.payload.request, self.o_ask.payload.piece
         asks, is_run = Signal(), Signal()
-        offsets = RecordOffsets(c, self.entry.count[: bits_for(c.dsq.max_salient)])
+        offsets = RecordOffsets(c, entry.count[: bits_for(c.dsq.max_salient)])
         flags = Mux(is_run, runs, lower)
         one = flags & (~flags + 1)[: len(flags)]
         others = flags ^ one
         m.d.comb += [
             is_run.eq(~lower.any()),
-            request.group.eq(self.entry.group),
+            request.group.eq(entry.group),
             piece.slot.eq(tile.slot),
             piece.tile.eq(tile.tile),
             piece.place.eq(ring),
@@ -364,7 +366,7 @@ class RebuildEngine(wiring.Component):
             with m.If(piece.end):
                 m.d.sync += ring.eq(ring + 1)
         pieces = block_words(c)
-        scale_words = (self.entry.count + c.dsq.bus_bits // 8 - 1) >> ceil_log2(c.dsq.bus_bits // 8)
+        scale_words = (entry.count + c.dsq.bus_bits // 8 - 1) >> ceil_log2(c.dsq.bus_bits // 8)
         with m.If(asks):
             m.d.comb += self.o_ask.valid.eq(lower.any() | runs.any())
             with m.If(is_run):
@@ -441,7 +443,7 @@ class RebuildEngine(wiring.Component):
             self.o_token.valid.eq((self._row & self.o_ask.ready) | self._ending),
             token.kind.eq(Mux(self._ending, TokenKind.END, TokenKind.INT8)),
             token.index.eq(self.token_index),
-            token.group.eq(self.entry.group),
+            token.group.eq(self._entry.group),
             token.by_token.eq(tile.first),
             token.end.eq(self._last_wanted),
             token.block_end.eq(self._last_wanted),

@@ -58,11 +58,12 @@ class ValueFormat:
                 "slot": SLOT_BITS,
             }
         )
-        #: a token with its weights scaled
+        #: a token with its weights scaled; ``most``: the largest rise
         self.scaled_layout = data.StructLayout(
             {
                 "weights": data.ArrayLayout(PROBABILITY_BITS, heads),
                 "rises": data.ArrayLayout(6, heads),
+                "most": 6,
                 "scaled": data.ArrayLayout(SCALED_BITS, heads),
                 "delta": 1,
                 "end": 1,

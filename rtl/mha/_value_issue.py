@@ -61,14 +61,14 @@ class ValueIssue(wiring.Component):
         sizes, token = self.sizes, self.i.payload
         word, word_valid = Signal(sizes.word_bits, reset_less=True), Signal()
         passes, chunk = Signal(token.rises[0].shape()), Signal(range(sizes.row_chunks))
-        rising = Cat(rise > passes for rise in token.rises)
+        rising, any_rising = Cat(rise > passes for rise in token.rises), token.most > passes
         overdue, waited = Signal(), Signal(range(PATIENCE + 1))
 
         # One of these at a time; a read takes the place of the others.
         shift, add, end = Signal(), Signal(), Signal()
         active = self.i.valid & ~token.end
-        can_shift, can_add = active & rising.any(), active & ~rising.any() & word_valid
-        last_chunk = Mux(token.delta & ~rising.any(), sizes.delta_chunks - 1, sizes.row_chunks - 1)
+        can_shift, can_add = active & any_rising, active & ~any_rising & word_valid
+        last_chunk = Mux(token.delta & ~any_rising, sizes.delta_chunks - 1, sizes.row_chunks - 1)
         last = (shift | add) & (chunk == last_chunk)
         # A word of deltas has several chunks, but for the last word of a row, which may have fewer.
         word_over = last | ~token.delta | ((chunk + 1)[: exact_log2(sizes.delta_cycles)] == 0)

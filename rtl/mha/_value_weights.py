@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Cat, Const, Module, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -54,6 +54,10 @@ class WeightScaler(wiring.Component):
             ]
             for field in ("weights", "rises", "delta", "end", "slot"):
                 m.d.sync += self.o.payload[field].eq(stages[1][1][field])
+            most = stages[1][1].rises[0]
+            for rise in list(stages[1][1].rises)[1:]:
+                most = Mux(rise > most, rise, most)
+            m.d.sync += self.o.payload.most.eq(most)
             for head, weight in enumerate(self.i.payload.weights):
                 product = Signal(len(weight) + len(factor), name=f"product_{head}", reset_less=True)
                 left = product.shift_left(_TOP_EXPONENT - SCALE_BIAS + 1 - 7)
