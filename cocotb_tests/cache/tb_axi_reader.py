@@ -297,9 +297,10 @@ async def contains_faults_and_keeps_the_first(dut):
     bench.send(1, [(5000, 1, False)])
     r = bench.checker.cycles["r"]
     before = len(r)
-    while len(r) == before:  # sees the transfer at the edge after which the fault is shown
-        dut.fault_clear.value = 1
+    dut.fault_clear.value = 1
+    while len(r) == before:  # sees the transfer two edges before the fault is shown
         await cycles(dut, 1)
+    await cycles(dut, 1)
     dut.fault_clear.value = 0
     await cycles(dut, 1)
     assert bench.fault() == (1, 1, 5000, DECERR), "a fault in the cycle of the clear is kept"

@@ -333,7 +333,7 @@ async def single_accesses(dut):
         figures[f"read, {what}"] = await time(what, "r", master.read(address, 4))
         figures[f"write, {what}"] = await time(what, "b", master.write(address, bytes(4)))
     cocotb.log.info("cycles: %s", figures)
-    assert figures == params()["figures"]
+    assert figures == params()["figures"], figures
     assert broken(dut) == []
 
 

@@ -15,12 +15,12 @@ __all__ = ["BOARD"]
 _CLOCK_HZ = 50_000_000
 
 
-def _add_clocks(m: Module, platform: Any) -> None:
-    """``sync``, ``twice`` at twice its rate, ``shifted`` half a cycle of that one later, for the memory."""
+def _add_clocks(m: Module, platform: Any, degrees: int) -> None:
+    """``sync``, ``twice`` at twice its rate, ``shifted`` by so many degrees of that one, for the memory."""
     m.domains.sync = sync = ClockDomain()
     m.domains.twice = twice = ClockDomain(reset_less=True)
     m.domains.shifted = shifted = ClockDomain(reset_less=True)
-    outputs = ((sync.clk, _CLOCK_HZ, 0), (twice.clk, 2 * _CLOCK_HZ, 0), (shifted.clk, 2 * _CLOCK_HZ, 180))
+    outputs = ((sync.clk, _CLOCK_HZ, 0), (twice.clk, 2 * _CLOCK_HZ, 0), (shifted.clk, 2 * _CLOCK_HZ, degrees))
     locked = add_pll(m, pin_in(m, platform.request("clk25", dir="-"), "clk"), 25_000_000, outputs)
     m.submodules.reset = ResetSynchronizer(~locked, domain="sync")
 
@@ -32,14 +32,14 @@ class _Top(Elaboratable):
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        _add_clocks(m, platform)
+        _add_clocks(m, platform, self.design.controller.memory_phase)
         for name, text in self.design.files("ecp5").items():
             platform.add_file(name, text)
         memory = platform.request("sdram", dir=dict.fromkeys(_PINS, "-"))
         pins: dict[str, Any] = {"clk2x": ClockSignal("twice")}
         pins |= {f"dram_{port}": getattr(memory, pin).io for pin, port in _PINS.items() if port}
         self.design.connect(m, pins)
-        # The memory's clock leaves through a DDR cell, half a cycle behind the registers of its other pins.
+        # The memory's clock leaves through a DDR cell, behind the registers of its other pins.
         m.submodules.memory_clock = Instance(
             "ODDRX1F", i_D0=Const(1), i_D1=Const(0), i_SCLK=ClockSignal("shifted"), i_RST=Const(0), o_Q=memory.clk.io
         )

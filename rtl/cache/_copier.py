@@ -69,8 +69,7 @@ class Copier(wiring.Component):
                         m.d.sync += port.valid.eq(0)
                 m.d.comb += self.i_error.ready.eq(1)
                 m.d.sync += answered.eq(answered + self.i_error.valid)
-                both = ~(self.o_read.valid & ~self.o_read.ready) & ~(self.o_write.valid & ~self.o_write.ready)
-                with m.If(both & (asked != streams - 1)):
+                with m.If(~self.o_read.valid & ~self.o_write.valid & (asked != streams - 1)):
                     m.d.sync += asked.eq(asked + 1)
                     for port in ports:
                         m.d.sync += [port.payload.address.eq(port.payload.address + step), port.valid.eq(1)]

@@ -133,14 +133,17 @@ class AxiReader(wiring.Component):
             under_way.port.eq(axi.rid),
             under_way.end.eq(arrives & axi.rlast),
         ]
+        failed, first, index = Signal(), Signal(c.word_addr_bits), Signal.like(beat_index[0])
+        requester, response = Signal.like(axi.rid), Signal.like(axi.rresp)
+        m.d.sync += [
+            failed.eq(arrives & faulty),
+            first.eq(under_way.oldest),
+            index.eq(beat_index[axi.rid]),
+            requester.eq(axi.rid),
+            response.eq(axi.rresp),
+        ]
         keep_first_fault(
-            m,
-            self.fault,
-            self.fault_clear,
-            arrives & faulty,
-            requester=axi.rid,
-            address=under_way.oldest + beat_index[axi.rid],
-            response=axi.rresp,
+            m, self.fault, self.fault_clear, failed, requester=requester, address=first + index, response=response
         )
 
         asked = stage.o.payload

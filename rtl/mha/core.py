@@ -163,10 +163,11 @@ class MhaCore(wiring.Component):
         connect(m, requests.o, flipped(self.o_request))
         free = Signal()
         m.d.comb += free.eq(requests.i.ready & pieces.w_rdy)
-        m.submodules.scans = scans = ForwardStage(scan.o_ask.payload.shape())
-        connect(m, scan.o_ask, scans.i)
         taken = 0
-        for source in (decide.o_ask, rebuild.o_ask, scans.o):
+        for name, block in (("decide", decide), ("rebuild", rebuild), ("scan", scan)):
+            m.submodules[f"{name}_ask"] = ask = ForwardStage(block.o_ask.payload.shape())
+            connect(m, block.o_ask, ask.i)
+            source = ask.o
             m.d.comb += source.ready.eq(free & ~taken)
             with m.If(source.valid & source.ready):
                 m.d.comb += [pieces.w_en.eq(1), pieces.w_data.eq(source.payload.piece)]
