@@ -1,8 +1,9 @@
 """The host's registers on AXI4-Lite, with their C header and reference, all from `registers.rdl`."""
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, reduce
 from importlib.metadata import version
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,6 @@ class Registers(wiring.Component):
 
         for register, _ in registers:
             m.d.sync += [values[f.get_path()].eq(0) for f in register.fields() if f.get_property("singlepulse")]
-        mask = Cat(strobe.replicate(8) for strobe in strobes)
         with m.Switch(address[2:]):
             for register, _ in registers:
                 fields = [field for field in register.fields() if field.is_sw_writable]
@@ -233,42 +233,48 @@ class Registers(wiring.Component):
                 with m.Case(*_word_addresses(register)):
                     m.d.comb += response.eq(_OKAY if fields else _SLVERR)
                     for field in fields:
-                        value, part = values[field.get_path()], slice(field.low, field.high + 1)
-                        written = (value & ~mask[part]) | (word[part] & mask[part])
-                        if field.get_property("onwrite") is not None:
-                            written = value & ~(word[part] & mask[part])
-                        with m.If(write):
-                            m.d.sync += value.eq(written)
+                        self._write_field(m, field, values[field.get_path()], write, strobes, word)
             with m.Default():
                 m.d.comb += response.eq(_DECERR)
 
+    def _write_field(
+        self, m: Module, field: FieldNode, value: Value, write: Value, strobes: Value, word: Value
+    ) -> None:
+        """Bytes of a field that are written: each with an enable of its own, which flip-flops have."""
+        clears = field.get_property("onwrite") is not None
+        for byte in range(field.low // 8, field.high // 8 + 1):
+            low, high = max(field.low, 8 * byte), min(field.high + 1, 8 * byte + 8)
+            given, kept = word[low:high], value[low - field.low : high - field.low]
+            with m.If(write & strobes[byte]):
+                m.d.sync += kept.eq(kept & ~given if clears else given)
+
     def _reads(self, m: Module, registers: list[tuple[RegNode, tuple[Any, ...]]], values: dict[str, Value]) -> None:
-        """Takes reads, answers them."""
+        """Takes reads, answers them.
+
+        Each word has a select bit of its own: a lookup table of four inputs has room for two bits and their selects.
+        """
         axil = self.axil
-        address, addressed = Signal(ADDRESS_BITS), Signal()
-        word, response, above = Signal(_DATA_BITS), Signal(2), Signal(_DATA_BITS)
+        addresses = [address for register, _ in registers for address in _word_addresses(register)]
+        selected = Signal(len(addresses))
+        addressed, word, above = Signal(), Signal(_DATA_BITS), Signal(_DATA_BITS)
         read = addressed & (~axil.rvalid | axil.rready)
         m.d.comb += axil.arready.eq(~addressed)
         with m.If(axil.arvalid & axil.arready):
-            m.d.sync += [addressed.eq(1), address.eq(axil.araddr)]
+            m.d.sync += [addressed.eq(1), selected.eq(Cat(axil.araddr[2:] == address for address in addresses))]
         with m.If(axil.rready):
             m.d.sync += axil.rvalid.eq(0)
         with m.If(read):
-            m.d.sync += [addressed.eq(0), axil.rvalid.eq(1), axil.rdata.eq(word), axil.rresp.eq(response)]
-        words: dict[int, Value] = {}
+            m.d.sync += [addressed.eq(0), axil.rvalid.eq(1), axil.rdata.eq(word)]
+            m.d.sync += axil.rresp.eq(Mux(selected.any(), _OKAY, _DECERR))
+        words: list[Value] = []
         for register, _ in registers:
             fields = [(f.low, values[f.get_path()]) for f in register.fields() if f.is_sw_readable]
-            (first, *later), (low, *high) = _word_addresses(register), _words(fields, register.size // _WORD_BYTES)
-            words |= {first: low} | dict.fromkeys(later, above)
-            for upper in high:
-                with m.If(read & (address[2:] == first)):
-                    m.d.sync += above.eq(upper)
-        m.d.comb += word.eq(_selected(words, address[2:]))
-        with m.Switch(address[2:]):
-            with m.Case(*words):
-                m.d.comb += response.eq(_OKAY)
-            with m.Default():
-                m.d.comb += response.eq(_DECERR)
+            low, *high = _words(fields, register.size // _WORD_BYTES)
+            with m.If(read & selected[len(words)]):
+                m.d.sync += [above.eq(upper) for upper in high]
+            words += [low, *(above for _ in high)]
+        choices = (value & select.replicate(_DATA_BITS) for value, select in zip(words, selected, strict=True))
+        m.d.comb += word.eq(reduce(or_, choices))
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
@@ -300,15 +306,6 @@ def _word_addresses(register: RegNode) -> list[int]:
     """Of a register: addresses in words."""
     first = register.absolute_address // _WORD_BYTES
     return list(range(first, first + register.size // _WORD_BYTES))
-
-
-def _selected(words: dict[int, Value], address: Value) -> Value:
-    """The word at an address that is among them: a tree of choices, which FPGAs have cells for."""
-    if len(words) == 1:
-        return next(iter(words.values()))
-    bit = (min(words) ^ max(words)).bit_length() - 1
-    halves = [{at: word for at, word in words.items() if at >> bit & 1 == half} for half in (0, 1)]
-    return Mux(address[bit], _selected(halves[1], address), _selected(halves[0], address))
 
 
 def _words(fields: list[tuple[int, Value]], count: int) -> list[Value]:
