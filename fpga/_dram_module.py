@@ -145,12 +145,11 @@ class _Controller(LiteXModule):
         for channel, fields in _CHANNELS.items():
             inside = getattr(axi, channel)
             out = channel in _ANSWERS
-            into = inside
-            if not out:  # its ``ready`` is the end of a long path
-                slices = Buffer(inside.description, pipe_ready=True)
-                self.submodules += slices
-                self.comb += slices.source.connect(inside)
-                into = slices.sink
+            # A register on each channel; ``ready`` of those to the memory would be a long path, too.
+            slices = Buffer(inside.description, pipe_ready=not out)
+            self.submodules += slices
+            self.comb += inside.connect(slices.sink) if out else slices.source.connect(inside)
+            into = slices.source if out else slices.sink
             for name in fields:
                 self.ports.append((f"axi_{channel}{name}", getattr(into, name), "o" if out else "i"))
             if channel in ("aw", "ar"):

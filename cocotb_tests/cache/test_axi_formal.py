@@ -32,7 +32,7 @@ def test_reader_is_right(watched):
     prove(ReaderIsRight(READER, watched), cycles=12)
 
 
-@pytest.mark.parametrize("watched, within", [(0, 14), (1, 14), (2, 15)])
+@pytest.mark.parametrize("watched, within", [(0, 15), (1, 15), (2, 17)])
 def test_reader_never_stops(watched, within):
     prove(ReaderMovesOn(READER, watched, within=within), cycles=26)
 
@@ -48,6 +48,6 @@ def test_writer_never_stops():
 
 def test_bounds_of_the_reader_are_the_least():
     """Which also shows that the fair peers of these proofs do something."""
-    for proof in (ReaderMovesOn(READER, 0, within=13), ReaderMovesOn(READER, 2, within=14)):
+    for proof in (ReaderMovesOn(READER, 0, within=14), ReaderMovesOn(READER, 2, within=16)):
         with pytest.raises(AssertionError, match="BMC failed"):
             prove(proof, cycles=26)

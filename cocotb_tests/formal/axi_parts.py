@@ -48,6 +48,7 @@ class BurstsAreLegal(wiring.Component):
         m.d.comb += Assert(~follows | (o.valid & (burst.address == address) & (burst.bad == bad)))
         # That is what is left of the request.
         behind = (bursts.left != 0) & (bursts.address == (burst.address + burst.beats)[: len(address)])
+        m.d.comb += Assert((bursts.left == 0) | (bursts.to_boundary == page - bursts.address % page))
         m.d.comb += Assert(~o.valid | burst.last | (behind & (bursts.bad == burst.bad)))
         return m
 

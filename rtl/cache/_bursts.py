@@ -28,18 +28,16 @@ class Bursts(wiring.Component):
         #: what is left of a request
         self.address, self.bad = Signal(config.word_addr_bits), Signal()
         self.left = Signal(config.request_shape["count"].shape)
+        self.to_boundary = Signal(range(config.boundary_words + 1))  # words up to the next 4 KiB
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
         c = self.config
-        address, left, bad = self.address, self.left, self.bad
+        address, left, bad, to_boundary = self.address, self.left, self.bad, self.to_boundary
         last, free = Signal(), Signal()
         beats = Signal(c.beats_shape)
-
-        to_boundary = Signal(range(c.boundary_words + 1))
         limit = Signal(c.beats_shape)
         m.d.comb += [
-            to_boundary.eq(c.boundary_words - address % c.boundary_words),
             limit.eq(Mux(bad, 1, Mux(to_boundary < c.max_burst, to_boundary, Const(c.max_burst)))),
             last.eq(left <= limit),
             beats.eq(Mux(last, left, limit)),
@@ -51,8 +49,10 @@ class Bursts(wiring.Component):
                 self.o.valid.eq(left != 0),
                 self.o.payload.eq(Cat(address, beats, bad, last)),
                 address.eq(address + beats),
+                to_boundary.eq(Mux(to_boundary == beats, c.boundary_words, to_boundary - beats)),
                 left.eq(left - beats),
             ]
         with m.If(self.i.valid & self.i.ready):
             m.d.sync += [address.eq(self.i.payload.address), left.eq(self.i.payload.count), bad.eq(self.i.payload.bad)]
+            m.d.sync += to_boundary.eq(c.boundary_words - self.i.payload.address % c.boundary_words)
         return m

@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for
 
 from rtl.cache._page_pool import PagePool
+from rtl.common.memory import NO_COLLISIONS
 
 __all__ = ["PageStore"]
 
@@ -69,7 +70,9 @@ class PageStore(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         depth = 1 << len(self.r_sequence) + 1 + len(self.r_group)
-        m.submodules.table = table = Memory(shape=self.page.shape(), depth=depth, init=[])
+        # While a page is written, its group is not there yet: what a lookup reads of it does not count. A walk that
+        # writes reads another sequence.
+        m.submodules.table = table = Memory(shape=self.page.shape(), depth=depth, init=[], attrs=NO_COLLISIONS)
         looked_up, walked, write = table.read_port(), table.read_port(), table.write_port()
         m.submodules.records = records = PagePool(pages=self.pages[0], most=self.max_sequences)
         m.submodules.blocks = blocks = PagePool(pages=self.pages[1], most=self.max_sequences)

@@ -62,7 +62,8 @@ class ReadPort(wiring.Component):
         # Room is kept for a burst before it is asked for; the buffer never refuses a word.
         room = Signal(range(self.depth + 1), init=self.depth)
         beats = bursts.o.payload.beats
-        fits = beats <= room
+        plenty, judged = Signal(init=self.depth >= c.max_burst), Signal()
+        fits = plenty | judged
         begins = bursts.o.valid & fits & stage.i.ready
         m.d.comb += [
             stage.i.payload.gain.eq(beats * self.share),
@@ -70,7 +71,14 @@ class ReadPort(wiring.Component):
             stage.i.valid.eq(bursts.o.valid & fits),
             bursts.o.ready.eq(fits & stage.i.ready),
         ]
-        m.d.sync += room.eq(room - Mux(begins, beats, 0) + (self.o.valid & self.o.ready))
+        room_then, left = Signal.like(room), Signal()  # left: a word has
+        m.d.comb += room_then.eq(room - Mux(begins, beats, 0) + left)
+        m.d.sync += [
+            left.eq(self.o.valid & self.o.ready),
+            room.eq(room_then),
+            plenty.eq(room_then >= c.max_burst),  # for any burst
+            judged.eq(bursts.o.valid & ~bursts.o.ready & (beats <= room)),  # for this one, which has waited
+        ]
 
         burst = stage.o.payload.burst
         m.d.comb += self.gain.eq(stage.o.payload.gain)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -11,7 +11,7 @@ __all__ = ["Rotation", "first"]
 
 def first(ask: Value) -> Value:
     """One-hot: the lowest one that asks."""
-    return (ask & -ask)[: len(ask)]
+    return Cat(ask[n] & ~ask[:n].any() for n in range(len(ask)))
 
 
 class Rotation(wiring.Component):
@@ -29,5 +29,5 @@ class Rotation(wiring.Component):
         later = self.ask & beyond
         m.d.comb += self.grant.eq(Mux(later.any(), first(later), first(self.ask)))
         with m.If(self.taken & self.ask.any()):
-            m.d.sync += beyond.eq(~(self.grant | (self.grant - 1)))
+            m.d.sync += beyond.eq(Cat(self.grant[:n].any() for n in range(len(beyond))))
         return m

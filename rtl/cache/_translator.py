@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
@@ -91,14 +91,18 @@ class Translator(wiring.Component):
         chosen, asking = Signal(range(max(2, self.requesters))), Signal()
         payload = Array(port.payload for port in self.i)[chosen]
         go = Signal()
-        m.d.comb += go.eq(asking & tags.w_rdy & self.o_lookup.ready)
-        for n in reversed(range(self.requesters)):
+        free = tags.w_rdy & self.o_lookup.ready
+        m.d.comb += go.eq(asking & free)
+        before: Value = Const(0)
+        for n in range(self.requesters):
             room = Signal(range(DEPTH + 1), init=DEPTH, name=f"room_{n}")
-            taken, given = go & (chosen == n), self.o[n].valid & self.o[n].ready
+            asks, given = self.i[n].valid & (room != 0), self.o[n].valid & self.o[n].ready
+            taken = asks & ~before & free
             m.d.sync += room.eq(room - taken + given)
             m.d.comb += [self.i[n].ready.eq(taken), self.busy[n].eq(room != DEPTH)]
-            with m.If(self.i[n].valid & (room != 0)):
+            with m.If(asks & ~before):
                 m.d.comb += [chosen.eq(n), asking.eq(1)]
+            before = before | asks
         m.d.comb += [
             self.o_lookup.valid.eq(asking & tags.w_rdy),
             *(self.o_lookup.payload[name].eq(payload[name]) for name in ("sequence", "dense", "group")),

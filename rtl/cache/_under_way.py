@@ -18,8 +18,9 @@ class UnderWay(wiring.Component):
 
     Members
     -------
-    full : ``config.outstanding`` are under way; nothing may begin
-    begin, begin_port, entry : a burst of a port begins
+    full : ``config.outstanding`` are reserved; nothing may be
+    reserve : a burst will begin, or does
+    begin, begin_port, entry : a burst of a port begins, which was reserved
     port, oldest : the entry of the oldest burst of this port, in the same cycle
     end : that burst ends
     """
@@ -29,6 +30,7 @@ class UnderWay(wiring.Component):
         super().__init__(
             {
                 "full": Out(1),
+                "reserve": In(1),
                 "begin": In(1),
                 "begin_port": In(config.id_bits),
                 "entry": In(shape),
@@ -55,7 +57,7 @@ class UnderWay(wiring.Component):
             read.addr.eq(Cat(heads[self.port], self.port)),
             self.oldest.eq(read.data),
         ]
-        m.d.sync += count.eq(count + self.begin - self.end)
+        m.d.sync += count.eq(count + self.reserve - self.end)
         with m.If(self.begin):
             m.d.sync += tails[self.begin_port].eq(tails[self.begin_port] + 1)
         with m.If(self.end):

@@ -61,7 +61,8 @@ class WritePort(wiring.Component):
         stored = Signal(buffer.address_bits + 2)  # words that belong to no burst that has gone on
         owed = Signal(range(c.outstanding + 1))  # answers that are due or wait
         split = bursts.o.payload
-        may = (split.beats <= stored) & (owed != c.outstanding)
+        plenty, judged = Signal(), Signal()
+        may = (plenty | judged) & (owed != c.outstanding)
         begins = bursts.o.valid & may & stage.i.ready
         m.d.comb += [
             stage.i.payload.eq(split),
@@ -71,8 +72,12 @@ class WritePort(wiring.Component):
             buffer.i.valid.eq(self.i.valid),
             self.i.ready.eq(buffer.i.ready),
         ]
+        stored_then = Signal.like(stored)
+        m.d.comb += stored_then.eq(stored + (self.i.valid & self.i.ready) - Mux(begins, split.beats, 0))
         m.d.sync += [
-            stored.eq(stored + (self.i.valid & self.i.ready) - Mux(begins, split.beats, 0)),
+            stored.eq(stored_then),
+            plenty.eq(stored_then >= c.max_burst),  # for any burst
+            judged.eq(bursts.o.valid & ~bursts.o.ready & (split.beats <= stored)),  # for this one, which has waited
             owed.eq(owed + (begins & split.last) - (self.o.valid & self.o.ready)),
         ]
 

@@ -53,7 +53,7 @@ class AxiReader(wiring.Component):
     clear : sets ``words`` and ``waits`` to 0; they wrap after 32 bits
     """
 
-    ADDRESS_LATENCY: ClassVar[int] = 4
+    ADDRESS_LATENCY: ClassVar[int] = 5
     WORD_LATENCY: ClassVar[int] = 2
     BAD_LATENCY: ClassVar[int] = 5
 
@@ -86,6 +86,12 @@ class AxiReader(wiring.Component):
         m.submodules.stage = stage = Stage(address)
         ports = [ReadPort(c, depth, self._arbiter_config.gain_bits) for depth in c.depths]
 
+        # A burst is granted, then moved: both in one cycle would take too long.
+        chosen, given = Signal(c.ports), Signal()
+        moves = ~given | stage.i.ready
+        with m.If(moves):
+            m.d.sync += [chosen.eq(arbiter.grant), given.eq(arbiter.grant.any())]
+
         arrives = axi.rvalid
         faulty = axi.rresp[1]
         beat_indices = data.ArrayLayout(unsigned(ceil_log2(max(2, c.max_burst))), c.ports)
@@ -107,11 +113,14 @@ class AxiReader(wiring.Component):
                 port.word.data.eq(Mux(arrives, axi.rdata, 0)),  # unknown bits would go to words of bad requests
                 port.word.error.eq(faulty),
             ]
-            with m.If(granted):
+            kept = Signal(data.StructLayout({"address": c.word_addr_bits, "beats": c.beats_shape}), name=f"kept_{k}")
+            with m.If(moves):
+                m.d.sync += [kept.address.eq(port.burst.payload.address), kept.beats.eq(beats)]
+            with m.If(chosen[k]):
                 m.d.comb += [
                     stage.i.payload.port.eq(k),
-                    stage.i.payload.address.eq(port.burst.payload.address),
-                    stage.i.payload.beats.eq(beats),
+                    stage.i.payload.address.eq(kept.address),
+                    stage.i.payload.beats.eq(kept.beats),
                 ]
             with m.If(port.beat):
                 m.d.sync += [self.words[k].eq(self.words[k] + 1), beat_index[k].eq(beat_index[k] + 1)]
@@ -123,11 +132,12 @@ class AxiReader(wiring.Component):
             m.d.sync += [self.words.as_value().eq(0), self.waits.as_value().eq(0)]
 
         m.d.comb += [
-            arbiter.en.eq(stage.i.ready & ~under_way.full),
+            arbiter.en.eq(moves & ~under_way.full),
             arbiter.pressure.eq(self.pressure),
             arbiter.under_way.eq(ports[ATTENTION].under_way),
-            stage.i.valid.eq(arbiter.grant.any()),
-            under_way.begin.eq(stage.i.valid),
+            stage.i.valid.eq(given),
+            under_way.reserve.eq(arbiter.grant.any()),
+            under_way.begin.eq(given & stage.i.ready),
             under_way.begin_port.eq(stage.i.payload.port),
             under_way.entry.eq(stage.i.payload.address),
             under_way.port.eq(axi.rid),

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from amaranth.hdl import Module, Signal, unsigned
+from amaranth.hdl import Cat, Module, Mux, Signal, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -26,7 +26,8 @@ class AxiWriter(wiring.Component):
     Latency: ``ADDRESS_LATENCY`` cycles from a request whose words are there, ``WORD_LATENCY`` from the last word of a
     burst, to its address and first word, on a bus that is ready and not otherwise in use; ``ANSWER_LATENCY`` from the
     answer of a request's last burst to ``o``.
-    Throughput: a word a cycle, also of successive bursts and requests, if the buffer has two bursts.
+    Throughput: a word a cycle, also of successive bursts and requests, if the buffer has two bursts; a burst takes two
+    cycles at least while fewer than ``max_burst`` words of its port wait.
     Stalls: ``i`` waits while its buffer is full. While ``outstanding`` answers of a port are due or wait at
     ``o``, it asks for nothing. ``bready`` is always 1.
     Combinational paths: none between streams or channels.
@@ -49,9 +50,9 @@ class AxiWriter(wiring.Component):
     clear : sets ``words`` to 0
     """
 
-    ADDRESS_LATENCY: ClassVar[int] = 4
-    WORD_LATENCY: ClassVar[int] = 3
-    ANSWER_LATENCY: ClassVar[int] = 2
+    ADDRESS_LATENCY: ClassVar[int] = 6
+    WORD_LATENCY: ClassVar[int] = 5
+    ANSWER_LATENCY: ClassVar[int] = 3
 
     def __init__(self, config: AxiConfig) -> None:
         self.config = config
@@ -79,7 +80,19 @@ class AxiWriter(wiring.Component):
         m.submodules.data_stage = data_stage = Stage(address)  # the bursts whose words are next
         ports = [WritePort(c, depth) for depth in c.depths]
 
-        may = stage.i.ready & data_stage.i.ready & ~under_way.full
+        # A burst is granted, then moved: both in one cycle would take too long. Its answer comes the same way.
+        chosen, given = Signal(c.ports), Signal()
+        ready = stage.i.ready & data_stage.i.ready
+        moves = ~given | ready
+        may = moves & ~under_way.full
+        with m.If(moves):
+            m.d.sync += [chosen.eq(Mux(may, rotation.grant, 0)), given.eq(rotation.ask.any() & may)]
+        answered, answer, error = Signal(c.ports), Signal(entry), Signal()
+        m.d.sync += [
+            answered.eq(Cat(axi.bvalid & (axi.bid == k) for k in range(c.ports))),
+            answer.eq(under_way.oldest),
+            error.eq(axi.bresp[1]),
+        ]
         sending = data_stage.o.payload
         sent = axi.wvalid & axi.wready
         for k, port in enumerate(ports):
@@ -92,16 +105,19 @@ class AxiWriter(wiring.Component):
                 rotation.ask[k].eq(port.burst.valid),
                 port.burst.ready.eq(granted),
                 port.taken.eq(sent & (sending.port == k)),
-                port.answered.eq(axi.bvalid & (axi.bid == k)),
-                port.last.eq(under_way.oldest.last),
-                port.error.eq(axi.bresp[1]),
+                port.answered.eq(answered[k]),
+                port.last.eq(answer.last),
+                port.error.eq(error),
             ]
-            with m.If(granted):
+            kept = Signal(c.burst_shape, name=f"kept_{k}")
+            with m.If(moves):
+                m.d.sync += kept.eq(port.burst.payload)
+            with m.If(chosen[k]):
                 m.d.comb += [
                     stage.i.payload.port.eq(k),
-                    stage.i.payload.address.eq(port.burst.payload.address),
-                    stage.i.payload.beats.eq(port.burst.payload.beats),
-                    under_way.entry.last.eq(port.burst.payload.last),
+                    stage.i.payload.address.eq(kept.address),
+                    stage.i.payload.beats.eq(kept.beats),
+                    under_way.entry.last.eq(kept.last),
                 ]
             with m.If(sending.port == k):
                 m.d.comb += [axi.wdata.eq(port.word.data), axi.wstrb.eq(port.word.strb)]
@@ -112,10 +128,11 @@ class AxiWriter(wiring.Component):
 
         m.d.comb += [
             rotation.taken.eq(may),
-            stage.i.valid.eq(rotation.ask.any() & may),
-            data_stage.i.valid.eq(stage.i.valid),
+            stage.i.valid.eq(given & data_stage.i.ready),
+            data_stage.i.valid.eq(given & stage.i.ready),
             data_stage.i.payload.eq(stage.i.payload),
-            under_way.begin.eq(stage.i.valid),
+            under_way.reserve.eq(rotation.ask.any() & may),
+            under_way.begin.eq(given & ready),
             under_way.begin_port.eq(stage.i.payload.port),
             under_way.entry.address.eq(stage.i.payload.address),
             under_way.port.eq(axi.bid),

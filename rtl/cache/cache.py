@@ -16,7 +16,7 @@ from rtl.cache.axi import READ, WRITE, AxiConfig
 from rtl.cache.axi_reader import AxiReader
 from rtl.cache.axi_writer import AxiWriter
 from rtl.cache.page_table import PageConfig, PageTable
-from rtl.common.stage import Stage
+from rtl.common.stage import ForwardStage, Stage
 from rtl.config import AcceleratorConfig
 from rtl.mha._requests import request_layout
 from rtl.mha._scan import job_layout, scan_layout
@@ -207,7 +207,10 @@ class KvCache(wiring.Component):
 
     def _attention(self, m: Module, translator: Translator, prefetcher: Prefetcher, reader: AxiReader) -> None:
         """Queries and scan lists to the core; its requests; their words, from where each was asked for."""
-        request, words = self.i_request.payload, translator.i[READS].payload
+        request = self.i_request.payload
+        m.submodules.reads = reads = ForwardStage(words_layout(self.config))
+        connect(m, reads.o, translator.i[READS])
+        words = reads.i.payload
         order = data.StructLayout({"prefetched": 1, "count": request["count"].shape()})
         m.submodules.order = queue = SyncFIFOBuffered(width=order.size, depth=REQUESTS)
         m.submodules.oldest = front = Stage(order)  # block RAM is too slow to choose by
@@ -227,18 +230,20 @@ class KvCache(wiring.Component):
         # A record's first word is asked for by its scan alone. Scans are read ahead when attention asks for nothing.
         prefetched, taken, scans = Signal(), Signal(), Signal()
         m.d.comb += [
-            prefetcher.free.eq(~self.i_request.valid & ~translator.busy[READS] & ~reader.asking[ATTENTION]),
+            prefetcher.free.eq(
+                ~(self.i_request.valid | reads.o.valid | translator.busy[READS] | reader.asking[ATTENTION])
+            ),
             prefetcher.busy.eq(translator.busy[SCANS] | reader.asking[PREFETCH]),
         ]
         owner = prefetcher.owners[request.slot]
         m.d.comb += [
             scans.eq(~request.dense & (request.word == 0)),
             prefetched.eq(scans & prefetcher.asked),
-            translator.i[READS].valid.eq(self.i_request.valid & queue.w_rdy & ~prefetched),
+            reads.i.valid.eq(self.i_request.valid & queue.w_rdy & ~prefetched),
             words.sequence.eq(owner.sequence),
             words.stream.eq(owner.stream),
             *(words[name].eq(request[name]) for name in ("dense", "group", "word", "count")),
-            self.i_request.ready.eq(queue.w_rdy & (prefetched | translator.i[READS].ready)),
+            self.i_request.ready.eq(queue.w_rdy & (prefetched | reads.i.ready)),
             taken.eq(self.i_request.valid & self.i_request.ready),
             prefetcher.taken.eq(taken & scans),
             queue.w_en.eq(taken),

@@ -58,7 +58,7 @@ class PageTable(wiring.Component):
     Every command has one reply, in order. `golden.cache.page_table` tells what each `PageOp` does, how it may end, and
     which page is handed out. Nothing has changed unless the status is OK.
 
-    Latency: `latency` cycles from a command to its reply: 2, but for RECORD, RELEASE, FORK and END that are OK.
+    Latency: `latency` cycles from a command to its reply: 3, but for RECORD, RELEASE, FORK and END that are OK.
     Lookups: 2. Throughput: one command at a time, the next one is taken in the cycle after the reply was; a lookup a
     cycle. A lookup sees the commands whose replies are there when it is taken, and not those that are taken then or
     later; of a command between the two it sees all or nothing.
@@ -111,15 +111,15 @@ class PageTable(wiring.Component):
 
     @staticmethod
     def latency(config: PageConfig, op: PageOp, *, records: int = 0, blocks: int = 0) -> int:
-        """Cycles from a command to its reply if it is OK, else 2; ``records`` and ``blocks`` of what forks or ends."""
+        """Cycles from a command to its reply if it is OK, else 3; ``records`` and ``blocks`` of what forks or ends."""
         match op:
             case PageOp.RECORD:
-                return 2 + config.streams
+                return 3 + config.streams
             case PageOp.RELEASE:
-                return 5
+                return 6
             case PageOp.FORK | PageOp.END:
-                return 4 + records + blocks
-        return 2
+                return 5 + records + blocks
+        return 3
 
     def _lookups(self, m: Module, states: Memory, store: PageStore, opened: Signal) -> None:
         """State and page are read in the same cycle, so that they belong together."""
@@ -204,6 +204,7 @@ class PageTable(wiring.Component):
         command = Signal(self.command_shape)
         given, reply, op = self.i_command, self.o_reply, command.op
         rules = self._rules(m, command, opened, store)
+        status, after = Signal(PageStatus), Signal(layout)
         left = Signal(range(config.streams + 1))  # streams whose bit is cleared for a new record
         commit, clear = Signal(), Signal()
         committed = self._commits(m, command, commit, clear, left - 1)
@@ -222,7 +223,7 @@ class PageTable(wiring.Component):
             state.en.eq(given.ready),
             state.addr.eq(Mux(given.payload.op == PageOp.FORK, given.payload.source, given.payload.sequence)),
             set_state.addr.eq(command.sequence),
-            set_state.data.eq(rules.after),
+            set_state.data.eq(after),
             rules.before.eq(before),
             rules.committed.eq(committed),
             store.sequence.eq(command.sequence),
@@ -239,11 +240,14 @@ class PageTable(wiring.Component):
                 m.d.comb += given.ready.eq(1)
                 m.d.sync += [command.eq(given.payload), left.eq(config.streams)]
                 with m.If(given.valid):
-                    m.next = "CHECK"
-            with m.State("CHECK"):
-                m.d.sync += [reply.payload.eq(0), reply.payload.status.eq(rules.status)]
+                    m.next = "JUDGE"
+            with m.State("JUDGE"):
+                m.d.sync += [status.eq(rules.status), after.eq(rules.after)]
+                m.next = "ACT"
+            with m.State("ACT"):
+                m.d.sync += [reply.payload.eq(0), reply.payload.status.eq(status)]
                 m.next = "REPLY"
-                with m.If(rules.status == PageStatus.OK):
+                with m.If(status == PageStatus.OK):
                     m.d.comb += [set_state.en.eq(1), store.assign.eq(takes_page), commit.eq(op == PageOp.COMMIT)]
                     with m.If(takes_page | releases):
                         m.d.sync += reply.payload.group.eq(group)

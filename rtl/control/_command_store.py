@@ -8,6 +8,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from golden.control.commands import COMMAND_BYTES, HEADER_WORDS
+from rtl.common.memory import NO_COLLISIONS
 from rtl.config import AcceleratorConfig
 from rtl.control._fetcher import place_layout, queue_count, word_layout
 from rtl.control._layout import command_layout
@@ -63,7 +64,8 @@ class CommandStore(wiring.Component):
         count = 8 * COMMAND_BYTES // bits
         slot = place_layout(self.config)["slot"]
         depth = self.queues << slot.width + len(self.word.index)
-        m.submodules.words = words = Memory(shape=unsigned(bits), depth=depth, init=[])
+        # What is copied has come completely, and its place is not free before it is done.
+        m.submodules.words = words = Memory(shape=unsigned(bits), depth=depth, init=[], attrs=NO_COLLISIONS)
         write, read = words.write_port(), words.read_port()
         m.d.comb += [
             write.en.eq(self.word_en),

@@ -7,11 +7,13 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
+from rtl.common.memory import NO_COLLISIONS
+
 __all__ = ["ScratchLane"]
 
 
 class ScratchLane(wiring.Component):
-    """A memory; what is read is there in the next cycle, as it was before a write in the same one."""
+    """A memory; what is read is there in the next cycle, and means nothing if it was written in the same one."""
 
     def __init__(self, bits: int, depth: int) -> None:
         self.bits, self.depth = bits, depth
@@ -21,7 +23,8 @@ class ScratchLane(wiring.Component):
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        m.submodules.memory = memory = Memory(shape=self.bits, depth=self.depth, init=[])
+        # Only commands whose rows overlap, an error of the program, read a word while it is written.
+        m.submodules.memory = memory = Memory(shape=self.bits, depth=self.depth, init=[], attrs=NO_COLLISIONS)
         write, read = memory.write_port(), memory.read_port()
         m.d.comb += [
             write.en.eq(self.w_en),

@@ -70,8 +70,8 @@ class Scratchpad(wiring.Component):
     Stalls: a port that does not take its answers holds up no other.
     Combinational paths: between the write ports, from ``valid`` to ``ready``, also between those of magnitudes.
 
-    What is taken is seen by requests that are taken later, in whatever port. The memories keep their content in a
-    reset.
+    What is taken is seen by requests that are taken later, in whatever port; a word that is written before an earlier
+    request for it is answered may be read as anything. The memories keep their content in a reset.
 
     Parameters
     ----------

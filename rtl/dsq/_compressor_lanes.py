@@ -11,6 +11,7 @@ from amaranth.utils import bits_for, ceil_log2
 from golden.dsq.record import COARSE_BITS
 from golden.dsq.scale import SCALE_BIAS
 from rtl.common.fixed import half_up, split_scale
+from rtl.common.memory import NO_COLLISIONS
 from rtl.config import DsqConfig
 from rtl.dsq._compressor_steps import STEP_CODE_BITS
 from rtl.dsq.record import CodeKind, beat_layout
@@ -180,7 +181,8 @@ class Lanes(wiring.Component):
     def _fetch(self, m: Module, ops: Sequence[data.View]) -> data.View:
         """Row memory and the register behind it."""
         depth = 4 * self.config.group_tokens * self.config.row_beats
-        m.submodules.rows = rows = memory.Memory(shape=self._row_shape, depth=depth, init=[])
+        # The half that is filled is not at work.
+        m.submodules.rows = rows = memory.Memory(shape=self._row_shape, depth=depth, init=[], attrs=NO_COLLISIONS)
         w, r = rows.write_port(), rows.read_port()
         raw = Signal(self._row_shape, reset_less=True)
         m.d.comb += [
@@ -243,7 +245,10 @@ class Lanes(wiring.Component):
                 m.d.sync += fresh[lane].eq(Cat(low, top))
 
         mean_row = c.max_salient * c.row_beats
-        m.submodules.bases = bases = memory.Memory(shape=row_shape, depth=mean_row + c.row_beats, init=[])
+        # Rows are written in a pass, and means before all passes, in which differences do not count.
+        m.submodules.bases = bases = memory.Memory(
+            shape=row_shape, depth=mean_row + c.row_beats, init=[], attrs=NO_COLLISIONS
+        )
         w, r = bases.write_port(), bases.read_port()
         mean_store, mean_address = Signal(), Signal.like(w.addr)
         m.d.sync += [mean_store.eq(self.mean.valid & mean_lane.all()), mean_address.eq(mean_row + mean_beat)]

@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 
 from golden.dsq.record import HEADER_BYTES
 from golden.dsq.scale import MAX_EXPONENT
+from rtl.common.memory import NO_COLLISIONS
 from rtl.config import DsqConfig
 from rtl.dsq._record_header import RecordHeader
 from rtl.dsq._record_position import Part, RecordPosition
@@ -150,7 +151,10 @@ class RecordParser(wiring.Component):
         m.submodules.header = header = RecordHeader(
             self.config, scales=self.scales.shape().length, bases=self.bases.shape().length
         )
-        m.submodules.planes = planes = Memory(shape=unsigned(self.config.bus_bits), depth=position.depth, init=[])
+        # A word that is written is at the output without `upper`.
+        m.submodules.planes = planes = Memory(
+            shape=unsigned(self.config.bus_bits), depth=position.depth, init=[], attrs=NO_COLLISIONS
+        )
         write, read = planes.write_port(), planes.read_port()
         is_plane = (position.part == Part.UPPER) | (position.part == Part.COARSE)
         v_scales = Mux(position.part == Part.V_SALIENT, salient, 0)

@@ -5,6 +5,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
+from rtl.common.memory import NO_COLLISIONS
 from rtl.config import DsqConfig
 
 __all__ = ["SalientPicker"]
@@ -63,7 +64,8 @@ class SalientPicker(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        store = Memory(shape=unsigned(MASS_BITS + 1), depth=self.tokens, init=[])
+        # Scans read after all masses have been written.
+        store = Memory(shape=unsigned(MASS_BITS + 1), depth=self.tokens, init=[], attrs=NO_COLLISIONS)
         m.submodules.store = store
         w, r = store.write_port(), store.read_port()
         rank_bits = len(r.data) + len(w.addr)

@@ -8,6 +8,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for
 
+from rtl.common.memory import NO_COLLISIONS
 from rtl.config import AcceleratorConfig
 from rtl.gemm._command import ROW_BITS, words_shape
 
@@ -81,7 +82,10 @@ class CodeBuffer(wiring.Component):
                     m.d.comb += self.i_command.ready.eq(1)
                     m.d.sync += rows_done.eq(0)
         for n in range(rows):
-            m.submodules[f"bank_{n}"] = bank = Memory(shape=self.word_shape, depth=self.depth, init=[])
+            # Tiles that are read are loaded and not released.
+            m.submodules[f"bank_{n}"] = bank = Memory(
+                shape=self.word_shape, depth=self.depth, init=[], attrs=NO_COLLISIONS
+            )
             write, read = bank.write_port(), bank.read_port()
             m.d.comb += [
                 write.en.eq(taken & (row == n)),

@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
 from golden.gemm.core import ROW_TILES
+from rtl.common.memory import NO_COLLISIONS
 from rtl.config import GemmConfig
 
 __all__ = ["FactorRing", "factor_layout"]
@@ -52,7 +53,8 @@ class FactorRing(wiring.Component):
     def elaborate(self, platform: Any) -> Module:
         m = Module()
         depth = 1 << (self.index_bits - 1)
-        m.submodules.memory = factors = Memory(shape=factor_layout(), depth=depth, init=[])
+        # What counts of what is read lies from `oldest` up to before `written`.
+        m.submodules.memory = factors = Memory(shape=factor_layout(), depth=depth, init=[], attrs=NO_COLLISIONS)
         write, read = factors.write_port(), factors.read_port()
         written, oldest = Signal(self.index_bits), Signal(self.index_bits)
         m.d.comb += [

@@ -10,6 +10,7 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from golden.gemm.core import ROTARY_TILES
+from rtl.common.memory import NO_COLLISIONS
 from rtl.config import AcceleratorConfig
 from rtl.gemm._command import ROW_BITS
 
@@ -77,7 +78,8 @@ class RotaryTable(wiring.Component):
             with m.If(last):
                 m.d.sync += [row.eq(0), fill.eq(~fill)]
         for lane, name in product(range(self.pairs), ("cos", "sin")):
-            bank = Memory(shape=signed(16), depth=2 << (row_bits + beat_bits), init=[])
+            # A table that is available is not written.
+            bank = Memory(shape=signed(16), depth=2 << (row_bits + beat_bits), init=[], attrs=NO_COLLISIONS)
             m.submodules[f"{name}_{lane}"] = bank
             write, read = bank.write_port(), bank.read_port()
             m.d.comb += [

@@ -8,6 +8,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
+from rtl.common.memory import NO_COLLISIONS
 from rtl.config import GemmConfig
 
 __all__ = ["WeightRing"]
@@ -47,7 +48,8 @@ class WeightRing(wiring.Component):
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        m.submodules.words = words = Memory(shape=self.shape, depth=self._words, init=[])
+        # A step reads from `oldest` up to before `written`, where nothing is written.
+        m.submodules.words = words = Memory(shape=self.shape, depth=self._words, init=[], attrs=NO_COLLISIONS)
         write, read = words.write_port(), words.read_port()
         # With one bit more than an address. What is before `oldest` is free; a tile that is kept begins there.
         bits = exact_log2(self._words) + 1

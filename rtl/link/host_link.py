@@ -12,6 +12,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from amaranth.utils import exact_log2
 
 from golden.link.host_link import MAX_WORDS, WORD_BYTES, Operation, Status
+from rtl.common.memory import NO_COLLISIONS
 from rtl.link._bus_port import ACCESS_SHAPE, ADDRESS_BITS, RESULT_SHAPE, WORD_BITS, BusPort
 from rtl.link._reply_sender import REPLY_SHAPE, ReplySender
 from rtl.link._request_receiver import RequestReceiver
@@ -101,7 +102,10 @@ class HostLink(wiring.Component):
         m.submodules.crc = crc = Processor(CRC32_ISO_HDLC())
         # Data of the request that comes and, in the upper half, of the reply to the last one that was carried out,
         # which a request that comes to nothing must not spoil.
-        m.submodules.words = words = Memory(shape=unsigned(WORD_BITS), depth=2 * config.max_words, init=[])
+        # A word of one half is used while the other half is written, or none.
+        m.submodules.words = words = Memory(
+            shape=unsigned(WORD_BITS), depth=2 * config.max_words, init=[], attrs=NO_COLLISIONS
+        )
         write, read = words.write_port(), words.read_port()
         connect(m, sender.o, uart_transmitter.i)
         connect(m, bus.o_access, flipped(self.o_access))

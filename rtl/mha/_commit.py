@@ -144,17 +144,25 @@ class ScoreCommit(wiring.Component):
         with m.If(keep & tag.end):
             m.d.sync += [count.eq(0), exact.eq(0)]
         is_exact = coarse & exact.bit_select(base, 1)
-        top, highest = Signal(sums_layout(c)), Signal(sums_layout(c))
+        top, highest, total_before = (Signal(sums_layout(c), name=name) for name in ("top", "highest", "total_before"))
+        kept_before, decides, decision = Signal(), Signal(), self.o_decision.payload
+        m.d.sync += [
+            total_before.eq(sums),
+            kept_before.eq(keep),
+            decides.eq(keep & tag.end),
+            decision.ring.eq(tag.place),
+            decision.count.eq(count + 1),
+        ]
         for head, total in enumerate(sums):
             m.d.comb += [
                 total.eq(row.scores[head] + Mux(is_exact, known_read.data[head], context.estimate[head])),
-                highest[head].eq(Mux(total > top[head], total, top[head])),
+                highest[head].eq(Mux(total_before[head] > top[head], total_before[head], top[head])),
             ]
             with m.If(self.top_clear):
                 m.d.sync += top[head].eq(-(1 << (SUM_BITS - 1)))
             with m.Elif(self.top_en):
                 m.d.sync += top[head].eq(Mux(self.top_data[head] > top[head], self.top_data[head], top[head]))
-            with m.Elif(keep):
+            with m.Elif(kept_before):
                 m.d.sync += top[head].eq(highest[head])
         m.submodules.kept = kept = Memory(
             shape=kept_layout(c), depth=RING_ITEMS * c.dsq.group_tokens, init=[], attrs=NO_COLLISIONS
@@ -170,9 +178,7 @@ class ScoreCommit(wiring.Component):
             kept_read.addr.eq(Cat(self.kept_index, self.kept_ring)),
             kept_read.en.eq(self.kept_en),
             self.o_kept.eq(kept_read.data),
-            self.o_decision.valid.eq(keep & tag.end),
-            self.o_decision.payload.ring.eq(tag.place),
-            self.o_decision.payload.count.eq(count + 1),
-            self.o_decision.payload.top.eq(highest),
+            self.o_decision.valid.eq(decides),
+            decision.top.eq(highest),
         ]
         return m

@@ -89,11 +89,14 @@ class RebuildEngine(wiring.Component):
         m.submodules.selector = selector = RunSelector(c)
         bases = 1 << base_bits(c)
         item, base = Signal.like(self.table_item), Signal(range(bases))
-        m.d.sync += item.eq(self.next_item)
+        advance, restart, settled = Signal(), Signal(), Signal()
+        self._item, self._entry = Signal.like(self.item), Signal.like(self.entry)
+        m.d.comb += self.next_item.eq(Mux(restart, 0, Mux(advance, item + 1, item)))
+        # What is known of an item comes late in the cycle after its number, so it is used another cycle later.
+        m.d.sync += [item.eq(self.next_item), settled.eq(~(advance | restart))]
+        m.d.sync += [self._item.eq(self.item), self._entry.eq(self.entry)]
         last_item = item == tile.items - 1
-        last_base = base == self.entry.last
-        self._entry = Signal.like(self.entry)  # of the item at hand, from its second cycle on
-        m.d.sync += self._entry.eq(self.entry)
+        last_base = base == self._entry.last
         room, pending = self._reserve(m)
 
         # Two passes over the entries: address, entry, differences, distance.
@@ -105,7 +108,6 @@ class RebuildEngine(wiring.Component):
         m.d.comb += [
             self.table_tile.eq(tile.tile),
             self.table_item.eq(item),
-            self.next_item.eq(item),
             self.table_base.eq(base),
             selector.i.valid.eq(counting & fresh),
             selector.i.payload.distance.eq(distance),
@@ -143,12 +145,12 @@ class RebuildEngine(wiring.Component):
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += [self.i.ready.eq(1), self.top_clear.eq(self.i.valid & self.i.payload.first)]
-                m.d.comb += self.next_item.eq(0)
+                m.d.comb += restart.eq(1)
                 m.d.sync += [released.eq(0), base.eq(0), tile.eq(self.i.payload)]
                 with m.If(self.i.valid):
                     m.next = "TOP"
             with m.State("TOP"):
-                m.d.comb += self.top_en.eq(tile.dense)
+                m.d.comb += [self.top_en.eq(tile.dense), restart.eq(1)]  # the item is one of another tile now
                 m.d.sync += sound_left.eq(self.sound_items[tile.tile])
                 with m.If(tile.items == 0):
                     m.next = "DRAIN"
@@ -161,29 +163,29 @@ class RebuildEngine(wiring.Component):
                 with m.Elif(selector.i.ready):
                     m.next = "COUNT"
             with m.State("COUNT"):
-                m.d.comb += [counting.eq(1), walk.eq(self.item.sound)]
-                with m.If(~self.item.sound):
-                    m.d.comb += self.next_item.eq(item + 1)
+                m.d.comb += [counting.eq(1), walk.eq(settled & self._item.sound)]
+                with m.If(settled & ~self._item.sound):
+                    m.d.comb += advance.eq(1)
                     with m.If(last_item):
                         m.next = "LIMIT"
-                with m.Elif(step):
+                with m.Elif(settled):
                     m.d.sync += base.eq(Mux(last_base, 0, base + 1))
                     with m.If(last_base):
-                        m.d.comb += self.next_item.eq(item + 1)
+                        m.d.comb += advance.eq(1)
                         with m.If(last_item):
                             m.next = "LIMIT"
             with m.State("LIMIT"):
-                m.d.comb += [counting.eq(1), selector.o.ready.eq(1), self.next_item.eq(0)]
+                m.d.comb += [counting.eq(1), selector.o.ready.eq(1), restart.eq(1)]
                 m.d.sync += bins_kept.eq(selector.o.payload)
                 with m.If(selector.o.valid):
                     m.next = "GROUP"
             with m.State("GROUP"):
                 m.d.sync += [lower.eq(0), runs.eq(0)]
-                with m.If(~self.item.sound):
-                    m.d.comb += self.next_item.eq(item + 1)
+                with m.If(settled & ~self._item.sound):
+                    m.d.comb += advance.eq(1)
                     with m.If(last_item):
                         m.next = "DRAIN"
-                with m.Elif(room & (pending != RING_ITEMS)):
+                with m.Elif(settled & room & (pending != RING_ITEMS)):
                     m.next = "MARK"
             with m.State("MARK"):
                 m.d.comb += [walk.eq(1), marking.eq(1)]
@@ -196,14 +198,14 @@ class RebuildEngine(wiring.Component):
                     m.next = "ASK"
             with m.State("ASK"):
                 m.d.comb += asks.eq(1)
-                with m.If(~(lower.any() | runs.any())):
-                    m.d.comb += self.next_item.eq(item + 1)
+                with m.If(~(lower.any() | runs.any() | self._picked)):
+                    m.d.comb += advance.eq(1)
                     m.next = "GROUP"
                     with m.If(last_item):
                         m.next = "DRAIN"
             with m.State("BLOCK"):
                 m.d.comb += self._block_begin.eq(1)
-                with m.If(room & (self._blocks != 2)):
+                with m.If(settled & room & (self._blocks != 2)):
                     m.next = "TOKENS"
             with m.State("TOKENS"):
                 m.d.comb += self._reading.eq(1)
@@ -214,7 +216,7 @@ class RebuildEngine(wiring.Component):
                     m.d.comb += self._block_taken.eq(1)
                     m.next = "SCALES"
                 with m.Else():
-                    m.d.comb += self.next_item.eq(item + 1)
+                    m.d.comb += advance.eq(1)
                     m.next = "BLOCK"
                     with m.If(last_item):
                         m.next = "DRAIN"
@@ -229,7 +231,7 @@ class RebuildEngine(wiring.Component):
                 with m.If(self.o_ask.ready):
                     m.next = "TOKEN"
                     with m.If(self._last_wanted):
-                        m.d.comb += self.next_item.eq(item + 1)
+                        m.d.comb += advance.eq(1)
                         m.next = "BLOCK"
                         with m.If(last_item):
                             m.next = "DRAIN"
@@ -324,10 +326,10 @@ class RebuildEngine(wiring.Component):
         m.d.comb += [
             write.en.eq(enable),
             write.addr.eq(ring),
-            write.data.group.eq(self.entry.group),
-            write.data.salient.eq(self.entry.count),
-            write.data.k_group.eq(self.item.k_group),
-            write.data.v_group.eq(self.item.v_group),
+            write.data.group.eq(self._entry.group),
+            write.data.salient.eq(self._entry.count),
+            write.data.k_group.eq(self._item.k_group),
+            write.data.v_group.eq(self._item.v_group),
             write.data.slot.eq(tile.slot),
             write.data.margin.eq(tile.job.value_margin),
             write.data.prune.eq(tile.job.prune),
@@ -339,7 +341,9 @@ class RebuildEngine(wiring.Component):
         """Requests of the marked rows, lower nibbles first, or of an INT8 block; returns what enables the former."""
         c, tile, entry = self.config, self._tile, self._entry
         request, piece = self.o_ask.payload.request, self.o_ask.payload.piece
-        asks, is_run = Signal(), Signal()
+        asks, is_run = Signal(), Signal()  # is_run: of what is picked next
+        picked = Signal(data.StructLayout({"is_run": 1, "base": self._run_base.shape(), "end": 1}))
+        self._picked = waits = Signal()  # what is picked has not been asked for
         offsets = RecordOffsets(c, entry.count[: bits_for(c.dsq.max_salient)])
         flags = Mux(is_run, runs, lower)
         one = flags & (~flags + 1)[: len(flags)]
@@ -350,31 +354,39 @@ class RebuildEngine(wiring.Component):
             piece.slot.eq(tile.slot),
             piece.tile.eq(tile.tile),
             piece.place.eq(ring),
-            piece.base.eq(self._run_base),
-            piece.end.eq(~others.any() & (is_run | ~runs.any())),
+            piece.base.eq(picked.base),
+            piece.end.eq(picked.end),
+            self._run_base.eq(picked.base),
         ]
-        for index in range(len(flags)):
-            with m.If(one[index]):
-                m.d.comb += self._run_base.eq(index)
         granted = asks & self.o_ask.valid & self.o_ask.ready
         m.d.comb += self._taken.eq(granted & piece.end)
         with m.If(granted):
+            m.d.sync += waits.eq(0)
+            with m.If(piece.end):
+                m.d.sync += ring.eq(ring + 1)
+        with m.If(asks & flags.any() & (~waits | granted)):
+            m.d.sync += [
+                waits.eq(1),
+                picked.is_run.eq(is_run),
+                picked.end.eq(~others.any() & (is_run | ~runs.any())),
+            ]
             with m.If(is_run):
                 m.d.sync += runs.eq(others)
             with m.Else():
                 m.d.sync += lower.eq(others)
-            with m.If(piece.end):
-                m.d.sync += ring.eq(ring + 1)
+            for index in range(len(flags)):
+                with m.If(one[index]):
+                    m.d.sync += picked.base.eq(index)
         pieces = block_words(c)
         scale_words = (entry.count + c.dsq.bus_bits // 8 - 1) >> ceil_log2(c.dsq.bus_bits // 8)
         with m.If(asks):
-            m.d.comb += self.o_ask.valid.eq(lower.any() | runs.any())
-            with m.If(is_run):
+            m.d.comb += self.o_ask.valid.eq(waits)
+            with m.If(picked.is_run):
                 m.d.comb += [
                     piece.kind.eq(Piece.COARSE),
                     piece.rows.eq(run.tokens),
                     piece.index.eq(run.start),
-                    piece.scale.eq(self.item.k_group),
+                    piece.scale.eq(self._item.k_group),
                     request.word.eq(offsets.row(offsets.coarse, run.start, c.dsq.row_words(2))),
                     request.count.eq(times(run.tokens, c.dsq.row_words(2))),
                 ]
@@ -419,7 +431,7 @@ class RebuildEngine(wiring.Component):
             write.data.eq(marked),
             read.addr.eq(place),
             self.token_index.eq(Cat(Mux(self._reading, count, wanted), block)),
-            self._all_read.eq(judges & (marked == self.entry.last)),
+            self._all_read.eq(judges & (marked == self._entry.last)),
             self._last_wanted.eq(place == self._wanted_count - 1),
             self._row_word.eq(block_words(c)[Piece.V_ROWS][0] + times(wanted, c.dsq.row_words(8))),
         ]

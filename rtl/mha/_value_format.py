@@ -58,12 +58,13 @@ class ValueFormat:
                 "slot": SLOT_BITS,
             }
         )
-        #: a token with its weights scaled; ``most``: the largest rise
+        #: a token with its weights scaled; ``most``: the largest rise, ``some``: it is not 0
         self.scaled_layout = data.StructLayout(
             {
                 "weights": data.ArrayLayout(PROBABILITY_BITS, heads),
                 "rises": data.ArrayLayout(6, heads),
                 "most": 6,
+                "some": 1,
                 "scaled": data.ArrayLayout(SCALED_BITS, heads),
                 "delta": 1,
                 "end": 1,

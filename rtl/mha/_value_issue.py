@@ -61,7 +61,9 @@ class ValueIssue(wiring.Component):
         sizes, token = self.sizes, self.i.payload
         word, word_valid = Signal(sizes.word_bits, reset_less=True), Signal()
         passes, chunk = Signal(token.rises[0].shape()), Signal(range(sizes.row_chunks))
-        rising, any_rising = Cat(rise > passes for rise in token.rises), token.most > passes
+        rising = Cat(rise > passes for rise in token.rises)
+        shifted, more = Signal(), Signal()  # a pass is over; a head needs another one
+        any_rising = Mux(shifted, more, token.some)
         overdue, waited = Signal(), Signal(range(PATIENCE + 1))
 
         # One of these at a time; a read takes the place of the others.
@@ -89,7 +91,7 @@ class ValueIssue(wiring.Component):
         with m.If(shift | add):
             m.d.sync += chunk.eq(Mux(last, 0, chunk + 1))
         with m.If(last):
-            m.d.sync += passes.eq(Mux(shift, passes + 1, 0))
+            m.d.sync += [passes.eq(Mux(shift, passes + 1, 0)), shifted.eq(shift), more.eq(token.most > passes + 1)]
 
         bank = Signal()
         fresh, ended_fresh = Signal(2, init=0b11), Signal(2)

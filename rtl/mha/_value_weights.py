@@ -57,7 +57,7 @@ class WeightScaler(wiring.Component):
             most = stages[1][1].rises[0]
             for rise in list(stages[1][1].rises)[1:]:
                 most = Mux(rise > most, rise, most)
-            m.d.sync += self.o.payload.most.eq(most)
+            m.d.sync += [self.o.payload.most.eq(most), self.o.payload.some.eq(most != 0)]
             for head, weight in enumerate(self.i.payload.weights):
                 product = Signal(len(weight) + len(factor), name=f"product_{head}", reset_less=True)
                 left = product.shift_left(_TOP_EXPONENT - SCALE_BIAS + 1 - 7)

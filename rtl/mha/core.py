@@ -358,6 +358,8 @@ class MhaCore(wiring.Component):
         faults, unnamed = Signal(data.ArrayLayout(fault_layout(), SLOTS)), Signal(SLOTS)
         used, oldest, any_token = Signal(SLOTS), Signal(SLOT_BITS), Signal(SLOTS)
         ends = value_sum.o.valid & value_sum.o.payload.last
+        failed, failed_slot = Signal(), Signal.like(feed.failed_slot)
+        m.d.sync += [failed.eq(feed.failed), failed_slot.eq(feed.failed_slot)]
         m.d.comb += [
             out.valid.eq(value_sum.o.valid & ~(ends & status.valid)),
             out.payload.eq(value_sum.o.payload),
@@ -377,7 +379,7 @@ class MhaCore(wiring.Component):
             with m.If(unnamed[slot]):
                 m.d.sync += fault.group.eq(scan.fault_group)
             with m.If(fault.fault == Fault.NONE):
-                with m.If(feed.failed & (feed.failed_slot == slot)):
+                with m.If(failed & (failed_slot == slot)):
                     m.d.sync += [fault.fault.eq(Fault.MEMORY), fault.group.eq(0)]
                 with m.If(scan.fault_stb & (scan.slot == slot)):
                     m.d.sync += fault.eq(scan.o_fault)
