@@ -48,7 +48,9 @@ class BurstsAreLegal(wiring.Component):
         m.d.comb += Assert(~follows | (o.valid & (burst.address == address) & (burst.bad == bad)))
         # That is what is left of the request.
         behind = (bursts.left != 0) & (bursts.address == (burst.address + burst.beats)[: len(address)])
-        m.d.comb += Assert((bursts.left == 0) | (bursts.to_boundary == page - bursts.address % page))
+        most = Mux(bursts.bad, 1, Mux(bursts.to_boundary < c.max_burst, bursts.to_boundary, c.max_burst))
+        kept = (bursts.to_boundary == page - bursts.address % page) & (bursts.limit == most)
+        m.d.comb += Assert((bursts.left == 0) | kept)
         m.d.comb += Assert(~o.valid | burst.last | (behind & (bursts.bad == burst.bad)))
         return m
 

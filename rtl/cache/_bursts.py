@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -25,34 +25,45 @@ class Bursts(wiring.Component):
         super().__init__(
             {"i": In(stream.Signature(config.request_shape)), "o": Out(stream.Signature(config.burst_shape))}
         )
-        #: what is left of a request
+        #: what is left of a request; words up to the next 4 KiB; the most words that the next burst may have
         self.address, self.bad = Signal(config.word_addr_bits), Signal()
         self.left = Signal(config.request_shape["count"].shape)
-        self.to_boundary = Signal(range(config.boundary_words + 1))  # words up to the next 4 KiB
+        self.to_boundary = Signal(range(config.boundary_words + 1))
+        self.limit = Signal(config.beats_shape)
+
+    def _limit(self, to_boundary: Value, bad: Value) -> Value:
+        most = self.config.max_burst
+        return Mux(bad, 1, Mux(to_boundary < most, to_boundary, Const(most)))
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
-        c = self.config
-        address, left, bad, to_boundary = self.address, self.left, self.bad, self.to_boundary
+        c, request = self.config, self.i.payload
+        address, left, bad, to_boundary, limit = self.address, self.left, self.bad, self.to_boundary, self.limit
         last, free = Signal(), Signal()
-        beats = Signal(c.beats_shape)
-        limit = Signal(c.beats_shape)
+        # Of the burst after a full one. After the last one a request is loaded, or nothing is left.
+        boundary_then, boundary_first = Signal.like(to_boundary), Signal.like(to_boundary)
         m.d.comb += [
-            limit.eq(Mux(bad, 1, Mux(to_boundary < c.max_burst, to_boundary, Const(c.max_burst)))),
             last.eq(left <= limit),
-            beats.eq(Mux(last, left, limit)),
             free.eq(~self.o.valid | self.o.ready),
             self.i.ready.eq((left == 0) | (free & last)),
+            boundary_then.eq(Mux(to_boundary == limit, c.boundary_words, to_boundary - limit)),
+            boundary_first.eq(c.boundary_words - request.address % c.boundary_words),
         ]
         with m.If(free):
             m.d.sync += [
                 self.o.valid.eq(left != 0),
-                self.o.payload.eq(Cat(address, beats, bad, last)),
-                address.eq(address + beats),
-                to_boundary.eq(Mux(to_boundary == beats, c.boundary_words, to_boundary - beats)),
-                left.eq(left - beats),
+                self.o.payload.eq(Cat(address, Mux(last, left, limit)[: len(limit)], bad, last)),
+                left.eq(Mux(last, 0, left - limit)),
+                address.eq(address + limit),
+                to_boundary.eq(boundary_then),
+                limit.eq(self._limit(boundary_then, bad)),
             ]
         with m.If(self.i.valid & self.i.ready):
-            m.d.sync += [address.eq(self.i.payload.address), left.eq(self.i.payload.count), bad.eq(self.i.payload.bad)]
-            m.d.sync += to_boundary.eq(c.boundary_words - self.i.payload.address % c.boundary_words)
+            m.d.sync += [
+                address.eq(request.address),
+                left.eq(request.count),
+                bad.eq(request.bad),
+                to_boundary.eq(boundary_first),
+                limit.eq(self._limit(boundary_first, request.bad)),
+            ]
         return m

@@ -107,7 +107,8 @@ class Estimator(wiring.Component):
             counts = self.valid & (self.token | (self.end & self.sound))
             with m.If(self.clear):
                 m.d.sync += self.peak[head].eq(lowest)
-            with m.Elif(counts & (candidate > self.peak[head])):
+            # The candidate is above, in one step.
+            with m.Elif(counts & ((score > self.peak[head]) | (~self.token & (group > self.peak[head])))):
                 m.d.sync += self.peak[head].eq(candidate)
             for tile in range(2):
                 with m.If(self.begin & (self.begin_tile == tile)):
