@@ -4,7 +4,6 @@ from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from golden.cache.page_table import PageOp, PageStatus
@@ -16,6 +15,7 @@ from rtl.cache.axi import READ, WRITE, AxiConfig
 from rtl.cache.axi_reader import AxiReader
 from rtl.cache.axi_writer import AxiWriter
 from rtl.cache.page_table import PageConfig, PageTable
+from rtl.common.memory import BlockFifo
 from rtl.common.stage import ForwardStage, Stage
 from rtl.config import AcceleratorConfig
 from rtl.mha._requests import request_layout
@@ -212,7 +212,7 @@ class KvCache(wiring.Component):
         connect(m, reads.o, translator.i[READS])
         words = reads.i.payload
         order = data.StructLayout({"prefetched": 1, "count": request["count"].shape()})
-        m.submodules.order = queue = SyncFIFOBuffered(width=order.size, depth=REQUESTS)
+        m.submodules.order = queue = BlockFifo(width=order.size, depth=REQUESTS)
         m.submodules.oldest = front = Stage(order)  # block RAM is too slow to choose by
         m.d.comb += [
             self.o_job.valid.eq(self.i_query.valid),
@@ -324,7 +324,9 @@ class KvCache(wiring.Component):
     def _writes(self, m: Module, translator: Translator, writes: Writer, writer: AxiWriter) -> None:
         """Writes from their stream to memory."""
         connect(m, flipped(self.i_write), writes.i)
-        connect(m, writes.o_words, translator.i[STORES])
+        m.submodules.stores = stores = ForwardStage(words_layout(self.config))
+        connect(m, writes.o_words, stores.i)
+        connect(m, stores.o, translator.i[STORES])
         connect(m, translator.o[STORES], writes.i_span)
         connect(m, writes.o_span, writer.i_request[WRITES])
         connect(m, flipped(self.i_word), writer.i[WRITES])

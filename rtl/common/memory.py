@@ -1,6 +1,11 @@
-"""Attributes of memories, for synthesis."""
+"""Memories for synthesis: their attributes, a FIFO."""
 
-__all__ = ["BLOCK_DEPTH", "NO_COLLISIONS", "ram_style"]
+from typing import Any
+
+from amaranth.hdl import Module
+from amaranth.lib.fifo import SyncFIFOBuffered
+
+__all__ = ["BLOCK_DEPTH", "NO_COLLISIONS", "BlockFifo", "ram_style"]
 
 #: a memory of which no word is read and written at once, or what is read then does not count: without the attribute
 #: yosys adds logic to block RAM that gives the word before it was written
@@ -12,3 +17,12 @@ BLOCK_DEPTH = 32
 def ram_style(depth: int) -> dict[str, str]:
     """Block RAM, or lookup tables for few words."""
     return {"ram_style": "block" if depth >= BLOCK_DEPTH else "distributed"}
+
+
+class BlockFifo(SyncFIFOBuffered):
+    """A FIFO in block RAM: what it reads has been written, since its level is not 0, so no word is both at once."""
+
+    def elaborate(self, platform: Any) -> Module:
+        m = super().elaborate(platform)
+        m.submodules.storage.attrs.update(NO_COLLISIONS)
+        return m

@@ -9,7 +9,7 @@ from amaranth.utils import ceil_log2
 
 from golden.control.commands import LINE_BYTES
 from rtl.cache.axi import AxiConfig
-from rtl.common.stage import Stage
+from rtl.common.stage import ForwardStage, Stage
 
 __all__ = ["LINE_BITS", "WindowGuard"]
 
@@ -20,7 +20,7 @@ LINE_BITS = 32
 class WindowGuard(wiring.Component):
     """Marks requests with a word outside the window as ``bad``, so that all their words are errors.
 
-    Latency: 1 cycle. Throughput: a request a cycle.
+    Latency: 2 cycles. Throughput: a request a cycle.
 
     Members
     -------
@@ -45,17 +45,19 @@ class WindowGuard(wiring.Component):
     def elaborate(self, platform: Any) -> Module:
         m = Module()
         m.submodules.stage = stage = Stage(self.config.request_shape)
+        m.submodules.judged = judged = ForwardStage(self.config.request_shape)
         shift = ceil_log2(LINE_BYTES // self.config.word_bytes)
         request = stage.o.payload
         last = request.address + request.count - 1
         outside = (request.address < (self.base << shift)) | (last >= (self.end << shift))
         m.d.comb += [
-            self.o.valid.eq(stage.o.valid),
-            self.o.payload.eq(request),
-            self.o.payload.bad.eq(request.bad | outside),
-            stage.o.ready.eq(self.o.ready),
+            judged.i.valid.eq(stage.o.valid),
+            judged.i.payload.eq(request),
+            judged.i.payload.bad.eq(request.bad | outside),
+            stage.o.ready.eq(judged.i.ready),
         ]
         with m.If(stage.o.valid & outside):
             m.d.sync += self.outside.eq(1)
         connect(m, flipped(self.i), stage.i)
+        connect(m, judged.o, flipped(self.o))
         return m

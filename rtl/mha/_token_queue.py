@@ -4,11 +4,11 @@ from typing import Any
 
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
 from golden.dsq.record import COARSE_BITS
+from rtl.common.memory import BlockFifo
 from rtl.common.stage import ForwardStage
 from rtl.config import AcceleratorConfig
 from rtl.hcap.estimator import scores_layout
@@ -68,7 +68,7 @@ class TokenQueue(wiring.Component):
         m = Module()
         c = self.config
         layout = token_layout(c)
-        m.submodules.queue = queue = SyncFIFOBuffered(width=layout.size, depth=QUEUE_GROUPS * c.dsq.group_tokens)
+        m.submodules.queue = queue = BlockFifo(width=layout.size, depth=QUEUE_GROUPS * c.dsq.group_tokens)
         m.submodules.front = front = ForwardStage(layout)  # behind block RAM
         token, out = front.o.payload, self.o.payload
         with_fine = (token.kind == TokenKind.DELTA) if c.dsq.delta_bits > COARSE_BITS else 0

@@ -7,6 +7,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
 
+from rtl.common.memory import BlockFifo
 from rtl.common.stage import ForwardStage, Stage
 from rtl.config import AcceleratorConfig
 from rtl.dsq._compressor_steps import calibration_layout
@@ -155,10 +156,10 @@ class MhaCore(wiring.Component):
         c = self.config
         m.submodules.feed = feed = WordFeed(c)
         piece = piece_layout(c)
-        m.submodules.pieces = pieces = SyncFIFOBuffered(width=piece.size, depth=PIECES_DEPTH)
+        m.submodules.pieces = pieces = BlockFifo(width=piece.size, depth=PIECES_DEPTH)
         m.submodules.piece = front = ForwardStage(piece)  # behind block RAM
         m.submodules.words = words = SyncFIFOBuffered(width=self.i.payload.shape().size, depth=4)
-        m.submodules.values = values = SyncFIFOBuffered(width=c.dsq.bus_bits, depth=VALUE_DEPTH)
+        m.submodules.values = values = BlockFifo(width=c.dsq.bus_bits, depth=VALUE_DEPTH)
         m.submodules.requests = requests = Stage(self.o_request.payload.shape())
         connect(m, requests.o, flipped(self.o_request))
         free = Signal()
