@@ -43,7 +43,7 @@ def test_writer_is_right(properties, cycles):
 
 
 def test_writer_never_stops():
-    prove(WriterMovesOn(WRITER, 0, within=26), cycles=30)
+    prove(WriterMovesOn(WRITER, 0, within=32), cycles=34)
 
 
 def test_bounds_of_the_reader_are_the_least():

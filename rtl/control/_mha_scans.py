@@ -11,6 +11,7 @@ from golden.hcap.history import HISTORY_BITS
 from rtl.cache._queue import Queue
 from rtl.cache._read_port import word_shape
 from rtl.cache.axi import AxiConfig
+from rtl.common.stage import ForwardStage
 from rtl.config import AcceleratorConfig
 from rtl.control._dma_check import ceil_divide
 from rtl.control._gearbox import Gearbox
@@ -47,7 +48,7 @@ class ScanLists(wiring.Component):
 
     Histories are asked for at once; the blocks are listed meanwhile. Up to ``_MOST_ITEMS`` items wait for the core.
 
-    Latency: of the blocks 4 cycles to the first one; with histories that of History more, from the last word on.
+    Latency: of the blocks 5 cycles to the first one; with histories that of History more, from the last word on.
     Throughput: an item a cycle.
     Stalls: any stream may stall. Words are always taken in the end.
     Combinational paths: none but ``i_word`` to its ``ready``.
@@ -80,7 +81,9 @@ class ScanLists(wiring.Component):
         n = c.dsq.group_tokens
         m.submodules.lister = history = History(c)
         m.submodules.queue = queue = Queue(scan_layout(), depth=min(_MOST_ITEMS, max(16, c.mha.max_groups)))
-        connect(m, queue.o, flipped(self.o))
+        m.submodules.front = front = ForwardStage(scan_layout())  # behind block RAM
+        connect(m, queue.o, front.i)
+        connect(m, front.o, flipped(self.o))
         item, scans = queue.i.payload, Signal(scans_layout(c))
         left, group, tokens = Signal.like(scans.blocks), Signal.like(scans.records), Signal.like(scans.tokens)
         self._histories(m, scans, history)
