@@ -15,6 +15,7 @@ JOBS ?= 2
 PRESET ?= smollm2 ulx3s
 BOARD ?= ulx3s-85f
 SEEDS ?= 1
+FPGA_OPTIONS ?=
 PORT ?=
 
 .DEFAULT_GOAL := help
@@ -34,6 +35,7 @@ help: ## print this list
 	@echo "  PRESET='smollm2 ulx3s'      presets that 'synth' synthesizes (these two, ten minutes each; tiny takes two)"
 	@echo "  BOARD=ulx3s-85f             board of 'fpga', 'flash' and 'selftest'; 'python -m fpga.build --list' has them"
 	@echo "  SEEDS=1,2,3                 seeds of the placement by 'fpga' (1)"
+	@echo "  FPGA_OPTIONS=--synth-only   further options of 'python -m fpga.build' for 'fpga'"
 	@echo "  PORT=/dev/ttyUSB0           serial port of 'selftest'; without one, a simulated board is tested"
 	@echo "  PYTHON=python3.12           interpreter that 'setup' makes .venv from (the first suitable one)"
 
@@ -66,7 +68,7 @@ synth: setup ## synthesize the blocks for ECP5 and write LUT, DSP and RAM counts
 	@set -e; for preset in $(PRESET); do $(PYTHON_ENV) -m fpga.synth --all --preset $$preset; done
 
 fpga: setup ## synthesize, place and route the design of a board: bitstream, cells and clock rates
-	@$(PYTHON_ENV) -m fpga.build --board '$(BOARD)' --seeds '$(SEEDS)'
+	@$(PYTHON_ENV) -m fpga.build --board '$(BOARD)' --seeds '$(SEEDS)' $(FPGA_OPTIONS)
 
 flash: setup ## load the bitstream of a board over USB
 	@$(PYTHON_ENV) -m fpga.flash --board '$(BOARD)'

@@ -105,6 +105,7 @@ def test_decodes_a_random_layer(layers, simulator, tmp_path):
     run(TINY, plans, lines, simulator, tmp_path, "decodes", latency=5)
 
 
+@pytest.mark.nightly
 @launch.simulators("icarus")
 def test_decodes_on_icarus(layers, simulator, tmp_path):
     """A group becomes full, the one before is compressed."""

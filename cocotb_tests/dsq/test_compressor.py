@@ -40,7 +40,9 @@ def small(head_dim: int, max_salient: int, lanes: int, bus_bits: int, delta_bits
 
 
 @launch.simulators("icarus")
-@pytest.mark.parametrize("config", [small(16, 5, 4, 32), small(48, 3, 16, 128, 4)], ids=str)
+@pytest.mark.parametrize(
+    "config", [small(16, 5, 4, 32), pytest.param(small(48, 3, 16, 128, 4), marks=pytest.mark.nightly)], ids=str
+)
 def test_matches_golden_in_small_geometries(simulator, config):
     run(simulator, config, groups=2)
 

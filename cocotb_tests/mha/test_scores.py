@@ -35,7 +35,13 @@ def geometry(head_dim: int, lanes: int, bus_bits: int, q_heads: int, delta_bits:
 
 @launch.simulators("icarus")
 @pytest.mark.parametrize(
-    "config", [preset("tiny"), geometry(48, 16, 32, 1, 4), geometry(80, 16, 64, 1, 2)], ids=("tiny", "48", "80")
+    "config",
+    [
+        preset("tiny"),
+        geometry(48, 16, 32, 1, 4),
+        pytest.param(geometry(80, 16, 64, 1, 2), marks=pytest.mark.nightly),
+    ],
+    ids=("tiny", "48", "80"),
 )
 def test_matches_golden_in_small_geometries(simulator, config):
     run(simulator, config, rows=60)
