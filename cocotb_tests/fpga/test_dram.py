@@ -71,12 +71,12 @@ def test_survives_a_reset(simulator):
 
 # Cycles from a read's address to its first word, from a write's word to its answer.
 FIGURES = {
-    "read, open row": 11,
-    "read, closed row": 15,
-    "read, other row": 16,
-    "write, open row": 11,
-    "write, closed row": 14,
-    "write, other row": 16,
+    "read, open row": 12,
+    "read, closed row": 16,
+    "read, other row": 17,
+    "write, open row": 12,
+    "write, closed row": 15,
+    "write, other row": 17,
 }
 
 
