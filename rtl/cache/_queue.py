@@ -8,6 +8,8 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
+from rtl.common.memory import NO_COLLISIONS, ram_style
+
 __all__ = ["Queue"]
 
 
@@ -16,8 +18,7 @@ class Queue(wiring.Component):
 
     Latency: 2 cycles. Throughput: a word a cycle. ``ready`` and ``valid`` depend on registers alone.
 
-    Pointers have a bit more than addresses, so that synthesis sees that no word is read and written at once: block RAM
-    then needs no logic that decides between them.
+    No word is read and written at once: nothing is read when it is empty, nothing is written when it is full.
     """
 
     def __init__(self, shape: Any, *, depth: int) -> None:
@@ -27,7 +28,8 @@ class Queue(wiring.Component):
     def elaborate(self, platform: Any) -> Module:
         m = Module()
         bits = self.address_bits
-        m.submodules.words = words = Memory(shape=self.i.payload.shape(), depth=1 << bits, init=[])
+        attributes = NO_COLLISIONS | ram_style(1 << bits)
+        m.submodules.words = words = Memory(shape=self.i.payload.shape(), depth=1 << bits, init=[], attrs=attributes)
         write, read = words.write_port(), words.read_port()
         produce, consume = Signal(bits + 1), Signal(bits + 1)
         full = (produce ^ consume) == 1 << bits

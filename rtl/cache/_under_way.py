@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
 from rtl.cache.axi import AxiConfig
+from rtl.common.memory import NO_COLLISIONS, ram_style
 
 __all__ = ["UnderWay"]
 
@@ -44,7 +45,10 @@ class UnderWay(wiring.Component):
         m = Module()
         c = self.config
         slot_bits = max(1, ceil_log2(c.outstanding))
-        m.submodules.entries = entries = Memory(shape=self.shape, depth=1 << slot_bits + c.id_bits, init=[])
+        depth = 1 << slot_bits + c.id_bits
+        m.submodules.entries = entries = Memory(
+            shape=self.shape, depth=depth, init=[], attrs=NO_COLLISIONS | ram_style(depth)
+        )
         write, read = entries.write_port(), entries.read_port(domain="comb")
         heads = Array(Signal(slot_bits, name=f"head_{port}") for port in range(c.ports))
         tails = Array(Signal(slot_bits, name=f"tail_{port}") for port in range(c.ports))

@@ -88,11 +88,14 @@ class AxiWriter(wiring.Component):
         with m.If(moves):
             m.d.sync += [chosen.eq(Mux(may, rotation.grant, 0)), given.eq(rotation.ask.any() & may)]
         answered, answer, error = Signal(c.ports), Signal(entry), Signal()
+        requester, response = Signal.like(axi.bid), Signal.like(axi.bresp)
         m.d.sync += [
             answered.eq(Cat(axi.bvalid & (axi.bid == k) for k in range(c.ports))),
             answer.eq(under_way.oldest),
-            error.eq(axi.bresp[1]),
+            requester.eq(axi.bid),
+            response.eq(axi.bresp),
         ]
+        m.d.comb += error.eq(response[1])
         sending = data_stage.o.payload
         sent = axi.wvalid & axi.wready
         for k, port in enumerate(ports):
@@ -142,10 +145,10 @@ class AxiWriter(wiring.Component):
             m,
             self.fault,
             self.fault_clear,
-            axi.bvalid & axi.bresp[1],
-            requester=axi.bid,
-            address=under_way.oldest.address,
-            response=axi.bresp,
+            answered.any() & error,
+            requester=requester,
+            address=answer.address,
+            response=response,
         )
 
         asked = stage.o.payload

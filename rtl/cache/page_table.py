@@ -11,6 +11,7 @@ from amaranth.utils import bits_for
 from golden.cache.page_table import PageOp, PageStatus
 from rtl.cache._page_rules import PageRules, sequence_layout
 from rtl.cache._page_store import PageStore
+from rtl.common.memory import NO_COLLISIONS, ram_style
 
 __all__ = ["PageConfig", "PageTable"]
 
@@ -176,7 +177,9 @@ class PageTable(wiring.Component):
         config = self.config
         stream_bits = bits_for(config.streams - 1)
         depth = 1 << bits_for(config.max_sequences - 1) + stream_bits
-        m.submodules.commits = commits = Memory(shape=unsigned(1), depth=depth, init=[])
+        m.submodules.commits = commits = Memory(
+            shape=unsigned(1), depth=depth, init=[], attrs=NO_COLLISIONS | ram_style(depth)
+        )
         read, write = commits.read_port(), commits.write_port()
         given = self.i_command
         m.d.comb += [

@@ -8,6 +8,7 @@ from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from rtl.cache._read_port import word_shape
+from rtl.common.stage import ForwardStage
 from rtl.config import AcceleratorConfig
 from rtl.control._gemm_fetch import GemmFetch, memory_port
 from rtl.control._gemm_front import COMMANDS, NUMBER_BITS, GemmFront, order_layout
@@ -128,19 +129,21 @@ class GemmEngine(wiring.Component):
         return m
 
     def _queue(self, m: Module, name: str, target: Any, wanted: Value, **fields: Value) -> None:
-        """Commands that wait for a part; what is not among ``fields`` is called so in the plan."""
+        """Commands that wait for a part, the first in a register; what is not in ``fields`` is called so in the plan."""
         front = m.submodules.front
         shape = target.payload.shape()
         m.submodules[f"{name}_commands"] = queue = SyncFIFO(width=shape.size, depth=COMMANDS)
+        m.submodules[f"{name}_stage"] = stage = ForwardStage(shape)
         command = Signal(shape, name=f"{name}_command")
         m.d.comb += [
             *(command[field].eq(fields[field] if field in fields else front.plan[field]) for field in shape.members),
             queue.w_en.eq(front.give & wanted),
             queue.w_data.eq(command),
-            target.valid.eq(queue.r_rdy),
-            target.payload.eq(queue.r_data),
-            queue.r_en.eq(target.ready),
+            stage.i.valid.eq(queue.r_rdy),
+            stage.i.payload.eq(queue.r_data),
+            queue.r_en.eq(stage.i.ready),
         ]
+        connect(m, stage.o, target)
 
     def _answer(self, m: Module, beyond: Value) -> Signal:
         """Ends of commands in their order; returns whether one has ended with an error."""

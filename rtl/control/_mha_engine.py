@@ -4,12 +4,12 @@ from typing import Any, ClassVar
 
 from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from golden.control.commands import Opcode
 from rtl.cache._prefetch import owner_layout
 from rtl.cache.axi import AxiConfig
+from rtl.common.memory import BlockFifo
 from rtl.common.ports import expose
 from rtl.config import AcceleratorConfig
 from rtl.control._layout import Error, command_layout, operand_layout
@@ -166,10 +166,10 @@ class MhaEngine(wiring.Component):
             self._calibrations.i.payload.eq(op.calibration),
         ]
 
-    def _tasks(self, m: Module, op: data.View, check: AttendCheck, sound: Signal) -> tuple[SyncFIFOBuffered, Value]:
+    def _tasks(self, m: Module, op: data.View, check: AttendCheck, sound: Signal) -> tuple[BlockFifo, Value]:
         """Commands on their way from the one at hand to its results; whether an error of it is known."""
         task = Signal(task_layout(self.config))
-        m.submodules.tasks = tasks = SyncFIFOBuffered(width=len(task.as_value()), depth=_TASKS)
+        m.submodules.tasks = tasks = BlockFifo(width=len(task.as_value()), depth=_TASKS)
         of_results = self._results.i_task
         by_history = op.use_state & self._scans.failed
         refused = sound & ((op.load_calibration & self._calibrations.failed) | by_history)

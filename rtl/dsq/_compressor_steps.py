@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 from golden.dsq.compressor import SHAPE_FRACTION_BITS
 from golden.dsq.scale import SCALE_BIAS
 from rtl.common.fixed import split_scale
+from rtl.common.memory import BLOCK, NO_COLLISIONS
 from rtl.config import DsqConfig
 
 __all__ = ["SHAPE_BITS", "STEP_CODE_BITS", "ChannelSteps", "calibration_layout"]
@@ -47,7 +48,9 @@ class ChannelSteps(wiring.Component):
     def elaborate(self, platform: Any) -> Module:
         m = Module()
         pair = data.StructLayout({"k": SHAPE_BITS, "v": SHAPE_BITS})
-        m.submodules.shapes = shapes = memory.Memory(shape=pair, depth=self.config.head_dim, init=[])
+        m.submodules.shapes = shapes = memory.Memory(
+            shape=pair, depth=self.config.head_dim, init=[], attrs=NO_COLLISIONS | BLOCK
+        )
         w, r = shapes.write_port(), shapes.read_port()
         m.d.comb += [w.addr.eq(self.shape.channel), w.en.eq(self.shape.valid)]
         m.d.comb += [w.data.k.eq(self.shape.k), w.data.v.eq(self.shape.v)]

@@ -8,6 +8,7 @@ from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from golden.gemm.epilogue import Function
+from rtl.common.stage import ForwardStage
 from rtl.config import AcceleratorConfig
 from rtl.gemm._collector import SumCollector, place_layout, residual_layout
 from rtl.gemm._column_buffer import column_layout
@@ -132,7 +133,8 @@ class GemmCore(wiring.Component):
         ]
 
     def _commands(self, m: Module, decoder: CommandDecoder, collector: SumCollector, results: ResultStage) -> None:
-        """Commands to the parts that carry them out, each in its own time; ends in the order of commands."""
+        """Commands to the parts that carry them out, each in its own time, the first of a queue in a register; ends in
+        the order of commands."""
         given = decoder.o.payload
         good = given.fault == Fault.NONE
         fields = {**{name: given.command[name] for name in command_layout().members}, "words": given.words}
@@ -147,14 +149,17 @@ class GemmCore(wiring.Component):
             ("rotary", collector.i_rotary_command, good & (given.command.function == Function.ROTARY)),
             ("collector", collector.i_command, good),
         ):
-            m.submodules[f"{name}_commands"] = queue = SyncFIFO(width=target.payload.shape().size, depth=COMMANDS)
-            command = Signal(target.payload.shape(), name=f"{name}_command")
+            shape = target.payload.shape()
+            m.submodules[f"{name}_commands"] = queue = SyncFIFO(width=shape.size, depth=COMMANDS)
+            m.submodules[f"{name}_stage"] = stage = ForwardStage(shape)
+            connect(m, stage.o, target)
+            command = Signal(shape, name=f"{name}_command")
             m.d.comb += [
-                *(command[field].eq(fields[field]) for field in target.payload.shape().members),
+                *(command[field].eq(fields[field]) for field in shape.members),
                 queue.w_data.eq(command),
-                target.valid.eq(queue.r_rdy),
-                target.payload.eq(queue.r_data),
-                queue.r_en.eq(target.ready),
+                stage.i.valid.eq(queue.r_rdy),
+                stage.i.payload.eq(queue.r_data),
+                queue.r_en.eq(stage.i.ready),
             ]
             ready = ready & queue.w_rdy
             queues.append((queue, wanted))

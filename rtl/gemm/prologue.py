@@ -10,6 +10,7 @@ from amaranth.utils import ceil_log2, exact_log2
 
 from golden.gemm.prologue import EPSILON_BITS, FACTOR_FRACTION_BITS, Norm
 from rtl.common.fixed import half_up, saturate
+from rtl.common.stage import Stage
 from rtl.config import GemmConfig
 from rtl.gemm._inverse_root import EXPONENT_BITS, FACTOR_BITS, InverseRoot
 from rtl.gemm._row_sums import RowSums
@@ -92,20 +93,20 @@ class Prologue(wiring.Component):
         command_shape = data.StructLayout(
             {"last_row": _ROWS_BITS, "last_element": element_bits, "norm": _NORM_BITS, "epsilon": EPSILON_BITS}
         )
-        m.submodules.commands = commands = SyncFIFO(width=command_shape.size, depth=2)
+        m.submodules.commands = commands = Stage(command_shape)
         m.submodules.codes = codes = SyncFIFO(width=self.o_code_shape.size, depth=_QUEUE)
         m.submodules.sums = sums = RowSums(self.config)
 
         asked, entered = self.i_command.payload, Signal(command_shape)
-        command = data.View(command_shape, commands.r_data)
+        command = commands.o.payload
         m.d.comb += [
             entered.last_row.eq(asked.rows - 1),
             entered.last_element.eq(asked.k - 1),
             entered.norm.eq(asked.norm),
             entered.epsilon.eq(asked.epsilon),
-            commands.w_data.eq(entered),
-            commands.w_en.eq(self.i_command.valid),
-            self.i_command.ready.eq(commands.w_rdy),
+            commands.i.payload.eq(entered),
+            commands.i.valid.eq(self.i_command.valid),
+            self.i_command.ready.eq(commands.i.ready),
         ]
 
         beat, row = Signal(element_bits - lane_bits), Signal(_ROWS_BITS)
@@ -113,12 +114,12 @@ class Prologue(wiring.Component):
         m.d.comb += [
             taken.eq(self.i_row.valid & self.i_row.ready),
             row_ends.eq(beat == command.last_element[lane_bits:]),
-            commands.r_en.eq(taken & row_ends & (row == command.last_row)),
+            commands.o.ready.eq(taken & row_ends & (row == command.last_row)),
         ]
         with m.If(taken):
             m.d.sync += beat.eq(beat + 1)
             with m.If(row_ends):
-                m.d.sync += [beat.eq(0), row.eq(Mux(commands.r_en, 0, row + 1))]
+                m.d.sync += [beat.eq(0), row.eq(Mux(commands.o.ready, 0, row + 1))]
 
         shift = Signal(range(ELEMENT_BITS + 1 - self.config.act_bits))
         magnitude, unshifted = self.i_row.payload.magnitude, self.config.act_bits - 1
@@ -139,7 +140,7 @@ class Prologue(wiring.Component):
         ]
         factor_room = self._finish(m, command, shift, taken & row_ends, sums)
         code_room = codes.level < _QUEUE - _CODE_STAGES
-        m.d.comb += self.i_row.ready.eq(commands.r_rdy & code_room & factor_room)
+        m.d.comb += self.i_row.ready.eq(commands.o.valid & code_room & factor_room)
         return m
 
     def _encode(self, m: Module, shift: Value, kept: Value, codes: data.View) -> None:
