@@ -142,7 +142,7 @@ async def run(bench: SystemBench, caches: Sequence[Cache]) -> dict[str, Any]:
 
 async def counted(bench: SystemBench) -> dict[str, int]:
     """Counters of cache and memory."""
-    words = [int(count) for count in bench.registers["read_words"]]
+    words = bench.words("read")
     named = {"attention": words[0] + words[1], "prefetched": words[1], "gemm": sum(words[4:])}
     return {**named, **bench.image.counters}
 

@@ -152,7 +152,6 @@ class Accelerator(wiring.Component):
             cache.record_base.eq(settings.record_base.line << shift),
             cache.block_base.eq(settings.block_base.line << shift),
             *(cache[name].eq(settings.cache[name]) for name in ("prefetch", "share", "pressure")),
-            attention.clear.eq(settings.control.clear_counters),
             attention.fault_clear.eq(settings.control.clear_faults),
             processor.settings.eq(settings),
             gate.reset.eq(settings.control.soft_reset),

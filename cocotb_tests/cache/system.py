@@ -17,6 +17,7 @@ from cocotb_tests.lib.dram_config import DramConfig
 from cocotb_tests.lib.dram_image import DramImage
 from cocotb_tests.lib.signals import child
 from cocotb_tests.lib.stream import StreamSink, StreamSource
+from cocotb_tests.lib.tally import Tally
 from cocotb_tests.mha.attention import Query, beats, calibration_words, job_fields, received_rows
 from golden.cache.page_table import PageOp, PageStatus, PageTable, Reply
 from rtl.cache.cache import KvCache
@@ -143,8 +144,9 @@ class SystemBench:
         self._status_shape = CachedAttention(config).status.shape()
         self._settings_shape = CachedAttention(config).settings.shape()
         self.configure()
-        for name in ("clear", "fault_clear"):
-            child(dut, name).value = 0
+        child(dut, "fault_clear").value = 0
+        places = {name: self._status_shape[name] for name in ("read_words", "write_words")}
+        self._words = {name: Tally(dut, "status", at.offset, at.width) for name, at in places.items()}
 
     def other_ports(self) -> "OtherPorts":
         """The ports of those that are not attention; of arrays the last one."""
@@ -173,6 +175,10 @@ class SystemBench:
     def registers(self) -> Any:
         """The status registers."""
         return self._status_shape.from_bits(int(child(self.dut, "status").value))
+
+    def words(self, kind: str) -> list[int]:
+        """Words that were ``read`` or ``write`` since the reset, of each requester."""
+        return list(self._words[f"{kind}_words"].counts)
 
     async def give(self, op: PageOp, sequence: int, *, source: int = 0, stream: int = 0) -> Reply:
         """A command to the page tables of hardware and golden, whose replies are the same."""

@@ -12,6 +12,7 @@ from cocotb_tests.lib.axi import AxiChecker
 from cocotb_tests.lib.axi_memory import AxiMemory
 from cocotb_tests.lib.bench import cycles, reset, start
 from cocotb_tests.lib.stream import StreamSink, StreamSource
+from cocotb_tests.lib.tally import Tally
 from golden.cache.axi import BOUNDARY_BYTES, DECERR, OKAY, SLVERR, bursts
 from golden.cache.axi_reader import read
 from rtl.cache.axi import READ, AxiConfig
@@ -72,7 +73,7 @@ class Bench:
         dut.share.value = 64
         dut.pressure.value = 2 * c.max_burst
         dut.fault_clear.value = 0
-        dut.clear.value = 0
+        self.words, self.waits = (Tally(dut, name, 0, c.ports) for name in ("words", "waits"))
 
     @property
     def boundary(self) -> int:
@@ -137,11 +138,6 @@ class Bench:
         c, bits = self.config, int(self.dut.fault.value)
         port, address = bits >> 1 & (1 << c.id_bits) - 1, bits >> 1 + c.id_bits & (1 << c.word_addr_bits) - 1
         return bits & 1, port, address, bits >> 1 + c.id_bits + c.word_addr_bits
-
-    def counts(self, name: str) -> list[int]:
-        """A counter of each port."""
-        bits = int(getattr(self.dut, name).value)
-        return [bits >> 32 * k & 0xFFFFFFFF for k in range(self.config.ports)]
 
 
 @cocotb.test()
@@ -209,7 +205,7 @@ async def matches_golden_under_stalls(dut, ar_stall, r_stall, request_stall, o_s
         dut.pressure.value = bench.draw.choice([0, 5, 1000])
         await bench.run({port: bench.random_requests(12, bench.draw) for port in ports})
     await bench.end()
-    assert bench.counts("words") == [sum(beats for _, beats in bench.checker.bursts_of(port)) for port in ports], (
+    assert bench.words.counts == [sum(beats for _, beats in bench.checker.bursts_of(port)) for port in ports], (
         "words of the bus"
     )
 
@@ -310,21 +306,16 @@ async def contains_faults_and_keeps_the_first(dut):
 
 @cocotb.test()
 async def counts_words_and_waits(dut):
-    """Words of the bus of each port; cycles in which its burst was not granted; both are cleared."""
+    """Words of the bus of each port; cycles in which its burst was not granted."""
     bench = Bench(dut)
     await start(dut)
     ports = range(bench.config.ports)
     dut.share.value = 0
     await bench.run({port: [(64 * port, 1 + port % 2, False), (1, 2, True)] for port in ports})
-    assert bench.counts("words") == [1 + port % 2 for port in ports]
-    assert bench.counts("waits") == list(ports)  # all asked in the same cycle
+    assert bench.words.counts == [1 + port % 2 for port in ports]
+    assert bench.waits.counts == list(ports)  # all asked in the same cycle
     await bench.run({1: [(7, 1, False)]})
-    assert bench.counts("words")[1] == 3
-    dut.clear.value = 1
-    await cycles(dut, 1)
-    dut.clear.value = 0
-    await cycles(dut, 1)
-    assert bench.counts("words") == bench.counts("waits") == [0] * bench.config.ports
+    assert bench.words.counts[1] == 3
     await bench.end()
 
 
@@ -341,11 +332,9 @@ async def attention_comes_first_and_gemm_gets_its_share(dut):
         for port in range(c.ports):
             bench.send(port, [(4096 * port, 60_000, False)])
         await cycles(dut, 300)
-        dut.clear.value = 1
-        await cycles(dut, 1)
-        dut.clear.value = 0
+        bench.words.restart()
         await cycles(dut, 2000)
-        words = Counter(dict(enumerate(bench.counts("words"))))
+        words = Counter(dict(enumerate(bench.words.counts)))
         gemm = [words[port] for port in range(2, c.ports)]
         total = words.total()
         assert abs(sum(gemm) - total * share / 256) <= 3 * c.max_burst, f"{words} at a share of {share}"
@@ -365,6 +354,6 @@ async def works_after_reset_during_traffic(dut):
             bench.send(port, bench.random_requests(10, bench.draw))
         await cycles(dut, wait)
         await reset(dut)
-        assert bench.fault()[0] == 0 and bench.counts("words") == [0] * bench.config.ports
+        assert bench.fault()[0] == 0 and bench.words.counts == [0] * bench.config.ports
         await bench.run({port: bench.random_requests(4, bench.draw) for port in ports})
     await bench.end()

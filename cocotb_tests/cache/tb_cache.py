@@ -131,10 +131,10 @@ async def bytes_at_the_port_are_those_of_golden(dut):
     await fill(b, 0, made)
     for prefetch in (True, False):
         b.configure(prefetch=prefetch)
-        before = [int(n) for n in b.registers["read_words"]]
+        before = b.words("read")
         await b.image.clear_counters()
         await ask_all(b, {0: made})
-        after = [int(n) for n in b.registers["read_words"]]
+        after = b.words("read")
         wanted = sum(read_words(query, CONFIG) for _, queries in made for query in queries)
         spent = [new - old for new, old in zip(after, before, strict=True)]
         assert sum(spent) == wanted, f"{spent} words, golden {wanted}"
@@ -182,10 +182,10 @@ async def freed_pages_are_not_read(dut):
     size = CONFIG.memory_map.stride(False) * CONFIG.dsq.bus_bits // 8
     await b.image.load(dict.fromkeys(pages, b"\xff" * size))
     await ask_all(b, {1: second})
-    before = list(b.registers["read_words"])
+    before = b.words("read")
     b.ask(Owner(0, 0), first[0][1][0])
     await b.compare(first[0][1][0], "ended", fault=Fault.MEMORY)
-    assert list(b.registers["read_words"]) == before
+    assert b.words("read") == before
     assert not b.registers["read_fault"]["valid"], "the bus was not used"
     await ask_all(b, {1: second})
     # Its pages serve another sequence.
@@ -202,12 +202,12 @@ async def sequences_that_nobody_holds_are_not_read(dut):
     await start(dut)
     made = caches("unheld", groups=3)
     await fill(b, 0, made)
-    before = list(b.registers["read_words"])
+    before = b.words("read")
     for prefetch in (True, False):
         b.configure(prefetch=prefetch)
         b.ask(Owner(0, 1), made[1][1][0])
         await b.compare(made[1][1][0], "unheld", fault=Fault.MEMORY)
-    assert list(b.registers["read_words"]) == before
+    assert b.words("read") == before
     await ask_all(b, {0: made})
     await b.end()
 
@@ -280,7 +280,7 @@ async def bad_writes_are_refused(dut):
     made = caches("bad", groups=1)
     await fill(b, 0, made)
     stride = CONFIG.memory_map.stride(True)
-    before = list(b.registers["write_words"])
+    before = b.words("write")
     bad = [
         Write(Owner(0, 0), True, 0, []),
         Write(Owner(0, 0), True, 0, [1, 2], word=stride - 1),
@@ -288,7 +288,7 @@ async def bad_writes_are_refused(dut):
         Write(Owner(1, 0), False, 0, [1], commit=True),
     ]
     await b.store(bad, error=True)
-    assert list(b.registers["write_words"]) == before
+    assert b.words("write") == before
     part = Write(Owner(0, 1), True, 0, [0x12345678, 0x9ABCDEF0], word=2, strobes=[0b0011, 0b1000])
     kept = made[1][1][-1].memory.blocks[0]
     await b.store([part])

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from amaranth.hdl import Const, Shape, ShapeCastable
+from amaranth.lib import data
 
-__all__ = ["codec"]
+__all__ = ["codec", "placed"]
 
 
 def codec(shape: Any, width: int) -> tuple[Callable[[Any], int], Callable[[int], Any]]:
@@ -32,3 +33,14 @@ def codec(shape: Any, width: int) -> tuple[Callable[[Any], int], Callable[[int],
         return int, int
     mask, sign = (1 << width) - 1, 1 << (width - 1)
     return (lambda value: int(value) & mask), (lambda bits: (bits ^ sign) - sign)
+
+
+def placed(layout: Any, path: str) -> tuple[int, int] | None:
+    """First bit and width in a port of a field such as ``queue[1].head.count``; None if it is not there."""
+    offset = 0
+    for part in path.replace("[", ".").replace("]", "").split("."):
+        if isinstance(layout, data.StructLayout) and part not in layout.members:
+            return None
+        place = layout[int(part) if part.isdigit() else part]
+        offset, layout = offset + place.offset, place.shape
+    return offset, Shape.cast(layout).width

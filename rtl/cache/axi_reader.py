@@ -16,8 +16,6 @@ from rtl.common.stage import Stage
 
 __all__ = ["AxiReader"]
 
-_COUNT_BITS = 32
-
 
 class AxiReader(wiring.Component):
     """Reads words of the bus for several requesters, each of which gets them in the order of its requests.
@@ -48,9 +46,8 @@ class AxiReader(wiring.Component):
     share, pressure : see `Arbiter`
     asking : per port: a burst waits for its grant
     fault : the first word with SLVERR or DECERR since ``fault_clear``: ``valid, requester, address, response``
-    words : per port: words read from the bus
-    waits : per port: cycles in which a burst with room in the buffer was not granted
-    clear : sets ``words`` and ``waits`` to 0; they wrap after 32 bits
+    words : per port: in the cycle before, a word was read from the bus
+    waits : per port: in the cycle before, a burst with room in the buffer was not granted
     """
 
     ADDRESS_LATENCY: ClassVar[int] = 5
@@ -60,7 +57,6 @@ class AxiReader(wiring.Component):
     def __init__(self, config: AxiConfig) -> None:
         self.config = config
         self._arbiter_config = ArbiterConfig(ports=config.ports, max_burst=config.max_burst)
-        counts = data.ArrayLayout(unsigned(_COUNT_BITS), config.ports)
         super().__init__(
             {
                 "axi": Out(config.signature(READ)),
@@ -71,9 +67,8 @@ class AxiReader(wiring.Component):
                 "asking": Out(config.ports),
                 "fault": Out(config.fault_shape),
                 "fault_clear": In(1),
-                "words": Out(counts),
-                "waits": Out(counts),
-                "clear": In(1),
+                "words": Out(config.ports),
+                "waits": Out(config.ports),
             }
         )
 
@@ -123,13 +118,10 @@ class AxiReader(wiring.Component):
                     stage.i.payload.beats.eq(kept.beats),
                 ]
             with m.If(port.beat):
-                m.d.sync += [self.words[k].eq(self.words[k] + 1), beat_index[k].eq(beat_index[k] + 1)]
+                m.d.sync += beat_index[k].eq(beat_index[k] + 1)
                 with m.If(axi.rlast):
                     m.d.sync += beat_index[k].eq(0)
-            with m.If(port.burst.valid & ~granted):
-                m.d.sync += self.waits[k].eq(self.waits[k] + 1)
-        with m.If(self.clear):
-            m.d.sync += [self.words.as_value().eq(0), self.waits.as_value().eq(0)]
+            m.d.sync += [self.words[k].eq(port.beat), self.waits[k].eq(port.burst.valid & ~granted)]
 
         m.d.comb += [
             arbiter.en.eq(moves & ~under_way.full),

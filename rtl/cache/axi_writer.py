@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from amaranth.hdl import Cat, Module, Mux, Signal, unsigned
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -13,8 +13,6 @@ from rtl.cache.axi import WRITE, AxiConfig, keep_first_fault
 from rtl.common.stage import Stage
 
 __all__ = ["AxiWriter"]
-
-_COUNT_BITS = 32
 
 
 class AxiWriter(wiring.Component):
@@ -46,8 +44,7 @@ class AxiWriter(wiring.Component):
     i : array of streams ``data, strb``: the words of all requests; they may come before theirs
     o : array of streams: 1 when a burst of the request was answered with SLVERR or DECERR
     fault : the first such burst since ``fault_clear``: ``valid, requester, address`` of its first word, ``response``
-    words : per port: words written to the bus; they wrap after 32 bits
-    clear : sets ``words`` to 0
+    words : per port: in the cycle before, a word was written to the bus
     """
 
     ADDRESS_LATENCY: ClassVar[int] = 6
@@ -64,8 +61,7 @@ class AxiWriter(wiring.Component):
                 "o": Out(stream.Signature(1)).array(config.ports),
                 "fault": Out(config.fault_shape),
                 "fault_clear": In(1),
-                "words": Out(data.ArrayLayout(unsigned(_COUNT_BITS), config.ports)),
-                "clear": In(1),
+                "words": Out(config.ports),
             }
         )
 
@@ -124,10 +120,7 @@ class AxiWriter(wiring.Component):
                 ]
             with m.If(sending.port == k):
                 m.d.comb += [axi.wdata.eq(port.word.data), axi.wstrb.eq(port.word.strb)]
-            with m.If(port.taken):
-                m.d.sync += self.words[k].eq(self.words[k] + 1)
-        with m.If(self.clear):
-            m.d.sync += self.words.as_value().eq(0)
+            m.d.sync += self.words[k].eq(port.taken)
 
         m.d.comb += [
             rotation.taken.eq(may),

@@ -40,7 +40,7 @@ def settings_layout(config: AcceleratorConfig) -> data.StructLayout:
 
 
 def status_layout(reader: AxiReader, writer: AxiWriter, pages: PageTable) -> data.StructLayout:
-    """Registers for the host: the first fault of reads and of writes, words and waits of each requester, free pages."""
+    """For the host: the first fault of reads and of writes, whether a requester's word came or waited, free pages."""
     return data.StructLayout(
         {
             "read_fault": reader.fault.shape(),
@@ -78,7 +78,7 @@ class KvCache(wiring.Component):
     Members
     -------
     settings : struct, see `settings_layout`; may change while nothing is under way
-    status : struct, see `status_layout`; ``clear`` sets its counts to 0, ``fault_clear`` forgets the faults
+    status : struct, see `status_layout`; ``fault_clear`` forgets the faults
     i_query : stream of struct{owner{sequence, stream}, job}; o_job : the core's job
     i_scan, o_scan : scan lists to the core
     i_request, o : the core's requests, and their words
@@ -126,7 +126,6 @@ class KvCache(wiring.Component):
         members: dict[str, Any] = {
             "settings": In(settings_layout(config)),
             "status": Out(status_layout(self._reader, self._writer, self._pages)),
-            "clear": In(1),
             "fault_clear": In(1),
             "i_query": In(stream.Signature(data.StructLayout({"owner": owner_layout(config), "job": job_layout()}))),
             "o_job": Out(stream.Signature(job_layout())),
@@ -193,7 +192,7 @@ class KvCache(wiring.Component):
                 inside, outside = getattr(port, name), getattr(self.axi, name)
                 m.d.comb += outside.eq(inside) if member.flow is Out else inside.eq(outside)
         for port in (reader, writer):
-            m.d.comb += [port.clear.eq(self.clear), port.fault_clear.eq(self.fault_clear)]
+            m.d.comb += port.fault_clear.eq(self.fault_clear)
         m.d.comb += [
             self.status.read_fault.eq(reader.fault),
             self.status.write_fault.eq(writer.fault),

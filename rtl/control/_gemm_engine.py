@@ -129,7 +129,7 @@ class GemmEngine(wiring.Component):
         return m
 
     def _queue(self, m: Module, name: str, target: Any, wanted: Value, **fields: Value) -> None:
-        """Commands that wait for a part, the first in a register; what is not in ``fields`` is called so in the plan."""
+        """Commands that wait for a part, the first in a register; fields not given are called so in the plan."""
         front = m.submodules.front
         shape = target.payload.shape()
         m.submodules[f"{name}_commands"] = queue = SyncFIFO(width=shape.size, depth=COMMANDS)

@@ -114,15 +114,13 @@ class CommandProcessor(wiring.Component):
 
     def _counts(self, m: Module, stopped: Signal, alone: Signal, waiting: Signal) -> None:
         """Cycles of each queue and of all; what the host sees of them."""
-        clear = self.settings.control.clear_counters
-        m.d.sync += self.status.cycles.eq(Mux(clear, 0, self.status.cycles + 1))
+        m.d.sync += self.status.cycles.eq(Mux(self.settings.control.clear_counters, 0, self.status.cycles + 1))
         busy = Signal(self.queues)
         for q, status in enumerate(self.status.queue):
             running = ~alone[q] & ~stopped[q]
             spent = {"busy": running, "waiting": waiting[q], "idle": ~running & ~waiting[q]}
-            for name, now in spent.items():
-                m.d.sync += status[name].cycles.eq(Mux(clear, 0, status[name].cycles + now))
             m.d.comb += [
+                *(status[name].cycles.eq(now) for name, now in spent.items()),
                 status.status.running.eq(running),
                 status.status.waiting.eq(waiting[q]),
                 status.status.stopped.eq(stopped[q]),

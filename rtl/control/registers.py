@@ -19,6 +19,7 @@ from systemrdl.node import AddrmapNode, FieldNode, Node, RegNode
 from golden.control.commands import FIXED_QUEUES
 from rtl.cache.cache import KvCache
 from rtl.config import AcceleratorConfig
+from rtl.control._counters import Counters
 
 __all__ = [
     "ADDRESS_BITS",
@@ -96,8 +97,13 @@ def _is_setting(field: FieldNode) -> bool:
 
 
 def _is_status(field: FieldNode) -> bool:
-    """Whether the hardware drives it."""
-    return field.is_hw_writable
+    """Whether the hardware drives it, or the events that it counts."""
+    return field.is_hw_writable or _is_counter(field)
+
+
+def _is_counter(field: FieldNode) -> bool:
+    """Whether it counts, cycles or what may happen once in a cycle."""
+    return bool(field.get_property("counter"))
 
 
 def _layout(node: Node, wanted: Callable[[FieldNode], bool]) -> tuple[data.StructLayout, dict[str, Any]]:
@@ -106,7 +112,7 @@ def _layout(node: Node, wanted: Callable[[FieldNode], bool]) -> tuple[data.Struc
     for child in node.children():
         if isinstance(child, FieldNode):
             if wanted(child):
-                members[child.inst_name] = unsigned(child.width)
+                members[child.inst_name] = unsigned(1 if _is_counter(child) else child.width)
                 init[child.inst_name] = child.get_property("reset") or 0
             continue
         inner, inner_init = _layout(child, wanted)
@@ -123,7 +129,10 @@ def settings_layout(config: AcceleratorConfig) -> data.StructLayout:
 
 
 def status_layout(config: AcceleratorConfig) -> data.StructLayout:
-    """What the hardware reports: ``register.field``, ``array[n].field``, ``queue[n].register.field``."""
+    """What the hardware reports: ``register.field``, ``array[n].field``, ``queue[n].register.field``.
+
+    Of a counter it reports in each cycle whether to count.
+    """
     return _layout(register_tree(config), _is_status)[0]
 
 
@@ -153,8 +162,10 @@ class Registers(wiring.Component):
     The two low bits of an address do not count. DECERR where no register is, with data that mean nothing; SLVERR for
     writes to one that cannot be written, which change nothing.
 
-    Latency: 2 cycles from an address, or the later one of address and data, to the response. Throughput: a read and a
-    write every 2 cycles. Combinational paths: none.
+    Counters are 0 after ``control.clear_counters`` and ``control.soft_reset``; they wrap after 32 bits.
+
+    Latency: 2 cycles from an address, or the later one of address and data, to the response; of a counter up to
+    ``counters(config) + 4``. Throughput: a read and a write every 2 cycles. Combinational paths: none.
 
     Members
     -------
@@ -175,6 +186,12 @@ class Registers(wiring.Component):
                 "irq": Out(1),
             }
         )
+
+    @staticmethod
+    def counters(config: AcceleratorConfig) -> int:
+        """How many there are."""
+        registers = (node for node in register_tree(config).descendants(unroll=True) if isinstance(node, RegNode))
+        return sum(_is_counter(field) for register in registers for field in register.fields())
 
     def _registers(self, node: Node, views: tuple[Any, ...]) -> Iterator[tuple[RegNode, tuple[Any, ...]]]:
         """Each register, with its part of ``settings`` and of ``status``, None where it has none."""
@@ -257,10 +274,13 @@ class Registers(wiring.Component):
         addresses = [address for register, _ in registers for address in _word_addresses(register)]
         selected = Signal(len(addresses))
         addressed, word, above = Signal(), Signal(_DATA_BITS), Signal(_DATA_BITS)
-        read = addressed & (~axil.rvalid | axil.rready)
+        counters, of_counter = m.submodules.counters, Signal()
+        read = addressed & (~axil.rvalid | axil.rready) & (~of_counter | counters.shown)
         m.d.comb += axil.arready.eq(~addressed)
         with m.If(axil.arvalid & axil.arready):
-            m.d.sync += [addressed.eq(1), selected.eq(Cat(axil.araddr[2:] == address for address in addresses))]
+            chosen = [axil.araddr[2:] == address for address in addresses]
+            counted = Cat(chosen[addresses.index(address)] for address in _counter_addresses(registers))
+            m.d.sync += [addressed.eq(1), selected.eq(Cat(chosen)), of_counter.eq(counted.any())]
         with m.If(axil.rready):
             m.d.sync += axil.rvalid.eq(0)
         with m.If(read):
@@ -268,18 +288,37 @@ class Registers(wiring.Component):
             m.d.sync += axil.rresp.eq(Mux(selected.any(), _OKAY, _DECERR))
         words: list[Value] = []
         for register, _ in registers:
+            if any(map(_is_counter, register.fields())):
+                words.append(Const(0, _DATA_BITS))
+                continue
             fields = [(f.low, values[f.get_path()]) for f in register.fields() if f.is_sw_readable]
             low, *high = _words(fields, register.size // _WORD_BYTES)
             with m.If(read & selected[len(words)]):
                 m.d.sync += [above.eq(upper) for upper in high]
             words += [low, *(above for _ in high)]
         choices = (value & select.replicate(_DATA_BITS) for value, select in zip(words, selected, strict=True))
-        m.d.comb += word.eq(reduce(or_, choices))
+        m.d.comb += [
+            word.eq(reduce(or_, choices, counters.value & of_counter.replicate(_DATA_BITS))),
+            counters.wanted.eq(Cat(selected[addresses.index(address)] for address in _counter_addresses(registers))),
+        ]
+
+    def _counters(self, m: Module, registers: list[tuple[RegNode, tuple[Any, ...]]]) -> None:
+        """What is counted, and when it is forgotten."""
+        events = [
+            status[field.inst_name]
+            for register, (_, status) in registers
+            for field in register.fields()
+            if _is_counter(field)
+        ]
+        m.submodules.counters = counters = Counters(len(events))
+        control = self.settings.control
+        m.d.comb += [counters.events.eq(Cat(events)), counters.clear.eq(control.clear_counters | control.soft_reset)]
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
         registers = list(self._registers(register_tree(self.config), (self.settings, self.status)))
         values = self._fields(registers)
+        self._counters(m, registers)
         self._writes(m, registers, values)
         self._reads(m, registers, values)
 
@@ -300,6 +339,12 @@ class Registers(wiring.Component):
                         m.d.sync += value.eq(0)
         m.d.sync += self.irq.eq(Cat(interrupts).any())
         return m
+
+
+def _counter_addresses(registers: list[tuple[RegNode, tuple[Any, ...]]]) -> list[int]:
+    """Of counters, a word each: addresses in words."""
+    counters = [register for register, _ in registers if any(map(_is_counter, register.fields()))]
+    return [address for register in counters for address in _word_addresses(register)]
 
 
 def _word_addresses(register: RegNode) -> list[int]:
