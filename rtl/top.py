@@ -134,7 +134,7 @@ class Accelerator(wiring.Component):
             connect(m, processor.o_go[q], engine.i_go)
             connect(m, engine.o_done, processor.i_done[q])
         self._memory(m, reset, [processor, *engines], [mha, dsq, dma])
-        self._scratchpad(m, scratchpad, gemm, {Queue.MHA: mha, Queue.DSQ: dsq, Queue.DMA: dma})
+        self._scratchpad(m, reset, scratchpad, gemm, {Queue.MHA: mha, Queue.DSQ: dsq, Queue.DMA: dma})
         self._pages(m, reset, mha, dsq)
         for n, block in enumerate(gemm):
             m.submodules[f"gemm_{n}"] = block
@@ -198,7 +198,9 @@ class Accelerator(wiring.Component):
             connect(m, attention.o_stored[n], block.i_written)
         m.d.comb += [block.outside.eq(outside[id(block)]) for block in readers]
 
-    def _scratchpad(self, m: Module, scratchpad: Scratchpad, gemm: list[Any], others: dict[Queue, Any]) -> None:
+    def _scratchpad(
+        self, m: Module, reset: ResetInserter, scratchpad: Scratchpad, gemm: list[Any], others: dict[Queue, Any]
+    ) -> None:
         """Who reads and writes rows."""
         cores = len(gemm)
         for n, engine in enumerate(gemm):
@@ -213,8 +215,15 @@ class Accelerator(wiring.Component):
         writers = [(engine, engine.o_write) for engine in gemm]
         writers += [(others[queue], others[queue].o_scratch_write) for queue in (Queue.MHA, Queue.DMA)]
         for n, (block, write) in enumerate(writers):
-            connect(m, write, scratchpad.i_write[n])
-            connect(m, block.o_magnitude, scratchpad.i_magnitude[n])
+            for name, source, end in (
+                ("write", write, scratchpad.i_write[n]),
+                ("magnitude", block.o_magnitude, scratchpad.i_magnitude[n]),
+            ):
+                if n < cores:  # they check where they write themselves; the others are told by the scratchpad
+                    m.submodules[f"gemm_{n}_{name}"] = stage = reset(Stage(end.payload.shape()))
+                    connect(m, source, stage.i)
+                    source = stage.o  # noqa: PLW2901
+                connect(m, source, end)
         for n, block in enumerate(others.values(), cores):
             m.d.comb += block.scratch_outside.eq(scratchpad.outside[n])
 

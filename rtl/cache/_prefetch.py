@@ -4,12 +4,12 @@ from typing import Any
 
 from amaranth.hdl import Module, Signal
 from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for
 
 from rtl.cache._translator import words_layout
-from rtl.common.memory import BlockFifo
 from rtl.config import AcceleratorConfig
 from rtl.mha._query_store import SLOT_BITS, SLOTS
 from rtl.mha._requests import RecordOffsets
@@ -82,7 +82,7 @@ class Prefetcher(wiring.Component):
         m.submodules.ring = ring = Memory(shape=kept, depth=PREFETCHES, init=[])
         write, read = ring.write_port(), ring.read_port(domain="comb")
         put, take, ask = (Signal(range(2 * PREFETCHES), name=name) for name in ("put", "take", "ask"))
-        m.submodules.list = passed = BlockFifo(width=scan.shape().size, depth=PREFETCHES)
+        m.submodules.list = passed = SyncFIFOBuffered(width=scan.shape().size, depth=PREFETCHES)
         room = (put - take)[: len(put)] != PREFETCHES
         moves = self.i.valid & self.i.ready
         judge.take(m, moves)

@@ -9,7 +9,6 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from rtl.cache._rotation import Rotation
-from rtl.common.stage import Stage
 from rtl.config import AcceleratorConfig
 from rtl.control._scratch_lane import ScratchLane
 from rtl.control._scratch_reads import ReadPorts
@@ -69,11 +68,10 @@ class Scratchpad(wiring.Component):
     Latency: ``LATENCY`` cycles from a request for a word or a magnitude to its answer, when no other port asks.
     Throughput: in each cycle a word read, a word written, a magnitude read, a magnitude written; ports in rotation.
     Stalls: a port that does not take its answers holds up no other.
-    Combinational paths: none between streams.
+    Combinational paths: between the write ports, from ``valid`` to ``ready``, also between those of magnitudes.
 
-    What is taken is seen by requests that are taken at least ``cores + 2`` cycles later, in whatever port; a word that
-    is written before an earlier request for it is answered may be read as anything. The memories keep their content in
-    a reset.
+    What is taken is seen by requests that are taken later, in whatever port; a word that is written before an earlier
+    request for it is answered may be read as anything. The memories keep their content in a reset.
 
     Parameters
     ----------
@@ -149,16 +147,14 @@ class Scratchpad(wiring.Component):
         return m
 
     def _merge(self, m: Module, name: str, streams: Sequence[Any]) -> tuple[data.View, Signal]:
-        """One transfer a cycle, in rotation: what has left a port's register, a cycle later, and one-hot by whom."""
+        """One transfer a cycle, in rotation: what was taken, a cycle later, and one-hot by whom."""
         m.submodules[f"{name}_rotation"] = rotation = Rotation(len(streams))
         payload = Signal(streams[0].payload.shape(), name=f"{name}_taken")
         user = Signal(len(streams), name=f"{name}_user")
         chosen = 0
         for n, source in enumerate(streams):
-            m.submodules[f"{name}_stage_{n}"] = stage = Stage(source.payload.shape())
-            connect(m, flipped(source), stage.i)
-            m.d.comb += [rotation.ask[n].eq(stage.o.valid), stage.o.ready.eq(rotation.grant[n])]
-            chosen = chosen | Mux(rotation.grant[n], stage.o.payload, 0)
+            m.d.comb += [rotation.ask[n].eq(source.valid), source.ready.eq(rotation.grant[n])]
+            chosen = chosen | Mux(rotation.grant[n], source.payload, 0)
         m.d.comb += rotation.taken.eq(1)
         m.d.sync += [payload.as_value().eq(chosen), user.eq(rotation.grant)]
         return payload, user

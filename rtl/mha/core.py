@@ -287,7 +287,9 @@ class MhaCore(wiring.Component):
         self, m: Module, rebuild: RebuildEngine, decide: ValueDecider, estimator: Estimator, commit: ScoreCommit
     ) -> None:
         """The estimator's entries to the rebuild, kept tokens to the decision."""
-        m.submodules.decisions = decisions = BlockFifo(width=decision_layout(self.config).size, depth=RING_ITEMS)
+        m.submodules.decisions = decisions = SyncFIFOBuffered(
+            width=decision_layout(self.config).size, depth=RING_ITEMS
+        )
         m.d.comb += [
             estimator.base_tile.eq(rebuild.table_tile),
             estimator.base_item.eq(rebuild.table_item),
