@@ -222,7 +222,7 @@ class Accelerator(wiring.Component):
                 if n < cores:  # they check where they write themselves; the others are told by the scratchpad
                     m.submodules[f"gemm_{n}_{name}"] = stage = reset(Stage(end.payload.shape()))
                     connect(m, source, stage.i)
-                    source = stage.o  # noqa: PLW2901
+                    source = stage.o
                 connect(m, source, end)
         for n, block in enumerate(others.values(), cores):
             m.d.comb += block.scratch_outside.eq(scratchpad.outside[n])

@@ -129,13 +129,16 @@ class CommandProcessor(wiring.Component):
             ]
         m.d.sync += [self.status.busy.eq(busy.any()), self.status.error.eq(stopped.any())]
 
-    def _decide(self, m: Module, turn: data.View, entry: data.View, counts: data.View, state: dict[str, Any]) -> Value:
-        """Ends and begins commands, stops queues; whether the command signals."""
+    def _decide(
+        self, m: Module, turn: data.View, next_queue: Value, entry: data.View, counts: data.View, state: dict[str, Any]
+    ) -> Value:
+        """Ends and begins commands, stops queues; whether the command signals. The next turn is that of a queue."""
         stopped, alone, waiting = state["stopped"], state["alone"], state["waiting"]
-        clock, watchdog = Signal(_TIME_BITS), self.settings.watchdog.cycles
-        m.d.sync += clock.eq(clock + 1)
-        since = Signal(data.ArrayLayout(unsigned(_TIME_BITS), self.queues))  # it waits
-        late = (watchdog != 0) & (clock - since[turn.queue] >= watchdog)[0]
+        clock, before, watchdog = Signal(_TIME_BITS), Signal(_TIME_BITS), self.settings.watchdog.cycles
+        since = Signal(data.ArrayLayout(unsigned(_TIME_BITS), self.queues))  # it waits, counted from the cycle before
+        waited = Signal(_TIME_BITS)  # found a cycle before it is needed
+        m.d.sync += [clock.eq(clock + 1), before.eq(clock), waited.eq(clock - since[next_queue])]
+        late = (watchdog != 0) & (waited >= watchdog)
         unmet = Signal(2)
         for n, wait in enumerate(entry.waits):
             m.d.comb += unmet[n].eq(wait.enable & (counts[n] - wait.count)[_COUNT_BITS - 1])
@@ -175,7 +178,7 @@ class CommandProcessor(wiring.Component):
                 with m.If(waits):
                     m.d.sync += [waiting[q].eq(1), status.status.semaphore.eq(awaited.semaphore)]
                     with m.If(~waiting[q]):
-                        m.d.sync += since[q].eq(clock)
+                        m.d.sync += since[q].eq(before)
                 with m.If(goes | stops):
                     m.d.sync += waiting[q].eq(0)
                 with m.If(stops):
@@ -251,6 +254,6 @@ class CommandProcessor(wiring.Component):
         m.d.comb += [
             semaphores.numbers[0].eq(Mux(turn_1.begins, waits[0].semaphore, signal.semaphore)),
             semaphores.numbers[1].eq(waits[1].semaphore),
-            semaphores.signal.eq(self._decide(m, turn_2, entry, semaphores.counts, state)),
+            semaphores.signal.eq(self._decide(m, turn_2, turn_1.queue, entry, semaphores.counts, state)),
         ]
         return m

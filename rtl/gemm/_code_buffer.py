@@ -60,16 +60,24 @@ class CodeBuffer(wiring.Component):
         free = Signal(bits_for(self.depth), init=self.depth)
         last_row = rows_done + 1 == command.rows
         taken, reserve = Signal(), Signal()
+        # Room, found a cycle before: for any tile, or for one that has waited.
+        free_then = Signal.like(free)
+        plenty, judged = Signal(init=1), Signal()
+        most = -(-self.config.gemm.max_k // self.config.gemm.row_lanes)
+        m.d.sync += [
+            plenty.eq(free_then >= most),
+            judged.eq(self.i_command.valid & (free >= command.words) & ~reserve & ~self.i_command.ready),
+        ]
         m.d.comb += [
-            self.i.ready.eq(self.i_command.valid & (begun | (free >= command.words))),
+            self.i.ready.eq(self.i_command.valid & (begun | plenty | judged)),
             taken.eq(self.i.valid & self.i.ready),
             reserve.eq(taken & ~begun),
             following.eq(Mux(address == self.depth - 1, 0, address + 1)),
         ]
-        m.d.sync += [
-            free.eq(free + Mux(self.release, self.release_words, 0) - Mux(reserve, command.words, 0)),
-            self.loaded.eq(0),
-        ]
+        m.d.comb += free_then.eq(
+            free + Mux(self.release, self.release_words, 0) - Mux(reserve, command.words, 0)
+        )
+        m.d.sync += [free.eq(free_then), self.loaded.eq(0)]
         with m.If(taken):
             m.d.sync += [begun.eq(1), address.eq(following)]
             with m.If(self.i.payload.last):

@@ -2,7 +2,7 @@
 
 from amaranth.hdl import Cat, Module, Signal, Value, signed, unsigned
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFO
+from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
@@ -46,7 +46,7 @@ class PeArray(wiring.Component):
     o : stream: ``sums`` of ``row`` and the ``2 * pairs`` columns from ``2 * pairs * beat`` on; ``last`` of its tile.
     """
 
-    latency = _STAGES + 3
+    latency = _STAGES + 4
 
     def __init__(self, config: GemmConfig) -> None:
         self.config = config
@@ -109,7 +109,7 @@ class PeArray(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         config, step = self.config, self.i.payload
-        m.submodules.queue = queue = SyncFIFO(width=self.o_shape.size, depth=_QUEUE)
+        m.submodules.queue = queue = SyncFIFOBuffered(width=self.o_shape.size, depth=_QUEUE)
 
         # Places of the beats to be read, each as soon as the queue has room for it.
         draining, place, final = Signal(), Signal(self.place_shape), Signal(self.place_shape)
