@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,18 @@ _CELLS = {
 _SYNTHESIZED = {
     "ecp5": ("LUT4", "CCU2C", "TRELLIS_DPR16X4", "TRELLIS_FF", "MULT18X18D", "DP16KD"),
     "ice40": ("SB_LUT4", "SB_CARRY", "SB_DFF", "SB_RAM40_4K", "SB_MAC16", "SB_SPRAM256KA"),
+}
+#: options of yosys' synthesis: ECP5's multipliers are blocks without asking; its tables are mapped in two rounds, for
+#: wires of 1.5 ns, which are what a full device has; tables of five inputs and more would tie others to their place
+_SYNTHESIS = {"ecp5": "-nowidelut -run begin:map_luts", "ice40": "-dsp"}
+_ROUND = "&dch,-C,500;&if,-W,1500;&mfs"
+_MAPPING = {
+    "ecp5": (
+        f"abc9 -W 1500 -maxlut 4 -script +&scorr;&sweep;&dc2;{_ROUND};{_ROUND}",
+        "clean",
+        f"synth_ecp5 -nowidelut -top {NAME} -run map_cells:",
+    ),
+    "ice40": (),
 }
 _SUFFIX = {"ecp5": "bit", "ice40": "bin"}
 
@@ -63,8 +76,8 @@ def _prepare(board: Board, directory: Path) -> None:
         name=NAME,
         do_build=False,
         script_after_read="\n".join(getattr(top, "COMMANDS", ())),
-        script_after_synth="tee -q -o stat.json stat -json",
-        synth_opts="-dsp" if _family(board) == "ice40" else "",  # ECP5's multipliers are blocks without asking
+        script_after_synth="\n".join([*_MAPPING[_family(board)], "tee -q -o stat.json stat -json"]),
+        synth_opts=_SYNTHESIS[_family(board)],
     )
     plan.extract(str(directory))
 
@@ -99,6 +112,7 @@ def _nextpnr(board: Board, family: str, seed: int, directory: Path) -> list[str]
         command += [platform._nextpnr_device_options[platform.device]]
         command += ["--package", platform._nextpnr_package_options[platform.package].upper()]
         command += ["--speed", str(platform.speed), "--lpf", f"{NAME}.lpf", "--textcfg", f"{NAME}-{seed}.config"]
+        command += ["--placer", "static", "--router", "router2"]  # docs/decisions/0016-placement.md
     else:
         command += ["--up5k", "--package", platform.package.lower()]
         command += ["--pcf", f"{NAME}.pcf", "--asc", f"{NAME}-{seed}.config", "--freq", str(board.clock_hz / 1e6)]
@@ -151,6 +165,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--board", metavar="NAME", help=f"one of {', '.join(board_names())}")
     parser.add_argument("--preset", metavar="NAME", help="of the accelerator, in place of the board's own")
     parser.add_argument("--seeds", metavar="N,...", default="1", help="seeds of the placement (1)")
+    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="seeds that are placed at once (1)")
     parser.add_argument("--synth-only", action="store_true", help="stop after synthesis, write the cells alone")
     parser.add_argument(
         "--json", metavar="FILE", help="file for the figures (fpga/results/BOARD.json; with --synth-only none)"
@@ -169,6 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UserError("give --board NAME, or --list to see the boards")
     if not re.fullmatch(r"\d+(,\d+)*", options.seeds):
         raise UserError(f"seeds must be numbers with commas between them, not '{options.seeds}'")
+    if options.jobs < 1:
+        raise UserError(f"jobs must be 1 or more, not {options.jobs}")
     board = chosen(options.board, options.preset)
     family, directory = _family(board), BUILD / board.name
     target = Path(options.json) if options.json else None if options.synth_only else RESULTS / f"{board.name}.json"
@@ -190,8 +207,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"synthesis took {run.seconds:.0f} s and {run.memory_mib} MiB", flush=True)
     if not options.synth_only:
         report["tools"]["nextpnr"] = tools.version(f"nextpnr-{family}")
-        for seed in map(int, options.seeds.split(",")):
-            report["seeds"][str(seed)] = placed = _place(board, family, seed, directory)
+        seeds = [int(seed) for seed in options.seeds.split(",")]
+        with ThreadPoolExecutor(options.jobs) as pool:
+            results = list(pool.map(lambda seed: _place(board, family, seed, directory), seeds))
+        for seed, placed in zip(seeds, results, strict=True):
+            report["seeds"][str(seed)] = placed
             clocks = ", ".join(f"{name} {mhz} MHz" for name, mhz in placed["fmax_mhz"].items())
             cells = ", ".join(f"{cell['used']}/{cell['of']} {name}" for name, cell in placed["cells"].items())
             print(f"seed {seed}: {clocks}; {cells}; {placed['seconds']:.0f} s, {placed['memory_mib']} MiB", flush=True)

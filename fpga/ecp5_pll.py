@@ -23,7 +23,8 @@ def pll_parameters(input_hz: int, outputs: Sequence[tuple[int, int]]) -> dict[st
     """
     common = lcm(*(hz for hz, _ in outputs))
     candidates = [n for n in range(common, _OSCILLATOR.stop, common) if n in _OSCILLATOR]
-    oscillator = min(candidates, key=lambda hz: abs(hz - _MIDDLE), default=0)
+    exact = [n for n in candidates if all(degrees * n % (360 * hz) == 0 for hz, degrees in outputs)]
+    oscillator = min(exact or candidates, key=lambda hz: abs(hz - _MIDDLE), default=0)
     ratio = Fraction(outputs[0][0], input_hz)
     if not oscillator or max(ratio.numerator, ratio.denominator, *(oscillator // hz for hz, _ in outputs)) > 128:
         raise ValueError(f"outputs must have a common multiple from 400 to 800 MHz, not {outputs!r}")

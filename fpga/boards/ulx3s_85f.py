@@ -12,7 +12,7 @@ from fpga.ecp5_pll import add_pll
 
 __all__ = ["BOARD"]
 
-_CLOCK_HZ = 50_000_000
+_CLOCK_HZ = 40_000_000
 
 
 def _add_clocks(m: Module, platform: Any, degrees: int) -> None:

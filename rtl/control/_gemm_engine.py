@@ -52,7 +52,7 @@ class GemmEngine(wiring.Component):
     o_write, o_magnitude : results, and the magnitudes of their rows
     """
 
-    LATENCY: ClassVar[int] = 5
+    LATENCY: ClassVar[int] = 6
     NOP_LATENCY: ClassVar[int] = 2
 
     def __init__(self, config: AcceleratorConfig, core: GemmCore) -> None:
