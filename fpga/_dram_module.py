@@ -115,7 +115,7 @@ class _Controller(LiteXModule):
         self.part = part(float(clock_hz), "1:2")
         settings = (self.phy, self.part.geom_settings, self.part.timing_settings, float(clock_hz))
         # LiteDRAM keeps its controller's settings in an object that is made once, unless it is given one.
-        self.sdram = LiteDRAMCore(*settings, controller_settings=ControllerSettings(cmd_buffer_buffered=True))
+        self.sdram = LiteDRAMCore(*settings, controller_settings=ControllerSettings())
         # Not the controller but the host drives the memory after a reset, as its initialization wants.
         self.sdram.dfii._control.storage.reset = wrap(0)
         self.control = _Control()

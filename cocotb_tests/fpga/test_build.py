@@ -120,13 +120,15 @@ def test_pll_makes_the_clocks_that_are_asked_for():
     assert [oscillator / found[f"p_{name}_DIV"] for name in ("CLKOP", "CLKOS", "CLKOS2")] == [50e6, 100e6, 100e6]
     late = {name: found[f"p_{name}_CPHASE"] - found[f"p_{name}_DIV"] + 1 for name in ("CLKOP", "CLKOS", "CLKOS2")}
     assert late == {"CLKOP": 0, "CLKOS": 0, "CLKOS2": 3}  # in cycles of the oscillator, of which six are 100 MHz
+    found = pll_parameters(25_000_000, [(40_000_000, 0), (80_000_000, 216)])  # 560, 640 and 720 MHz have no such phase
+    assert (found["p_CLKOP_DIV"], found["p_CLKOS_DIV"]) in ((10, 5), (20, 10))
 
 
 @pytest.mark.parametrize(
     "outputs, message",
     [
         ([(50_000_000, 0), (33_000_000, 0)], "outputs must have a common multiple from 400 to 800 MHz, not "),
-        ([(100_000_000, 45)], "phases must be whole cycles of 600000000 Hz, not 45 degrees of 100000000 Hz"),
+        ([(100_000_000, 50)], "phases must be whole cycles of 600000000 Hz, not 50 degrees of 100000000 Hz"),
     ],
 )
 def test_pll_says_what_it_cannot_make(outputs, message):

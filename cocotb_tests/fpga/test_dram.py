@@ -116,7 +116,7 @@ def run_far(simulator, test, clock_hz, degrees, corner):
 
 @launch.simulators("icarus")
 @pytest.mark.parametrize("corner", CORNERS)
-@pytest.mark.parametrize(("clock_hz", "degrees"), [(50_000_000, 180), (25_000_000, 270)])
+@pytest.mark.parametrize(("clock_hz", "degrees"), [(50_000_000, 180), (40_000_000, 216), (25_000_000, 270)])
 def test_memory_is_read_with_the_phase_of_its_clock(simulator, clock_hz, degrees, corner):
     assert Controller.generate(ControllerConfig(clock_hz=clock_hz)).memory_phase == degrees
     run_far(simulator, "initializes", clock_hz, degrees, corner)
