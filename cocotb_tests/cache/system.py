@@ -146,7 +146,9 @@ class SystemBench:
         self.configure()
         child(dut, "fault_clear").value = 0
         places = {name: self._status_shape[name] for name in ("read_words", "write_words")}
-        self._words = {name: Tally(dut, "status", at.offset, at.width) for name, at in places.items()}
+        self._words = {
+            name: Tally(dut, "status", range(at.offset, at.offset + at.width)) for name, at in places.items()
+        }
 
     def other_ports(self) -> "OtherPorts":
         """The ports of those that are not attention; of arrays the last one."""

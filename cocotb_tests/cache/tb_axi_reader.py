@@ -73,7 +73,7 @@ class Bench:
         dut.share.value = 64
         dut.pressure.value = 2 * c.max_burst
         dut.fault_clear.value = 0
-        self.words, self.waits = (Tally(dut, name, 0, c.ports) for name in ("words", "waits"))
+        self.words, self.waits = (Tally(dut, name, range(c.ports)) for name in ("words", "waits"))
 
     @property
     def boundary(self) -> int:

@@ -70,7 +70,7 @@ class Bench:
             response=response,
         )
         dut.fault_clear.value = 0
-        self.written = Tally(dut, "words", 0, self.config.ports)
+        self.written = Tally(dut, "words", range(self.config.ports))
 
     @property
     def boundary(self) -> int:

@@ -156,16 +156,14 @@ class Bench:
         self.size_log2 = 5
         self.bases = [(queue + 1) * RING_LINES + 5 for queue in range(self.queues)]
         shape = self.processor.status.shape()
-        self.spent = [
-            {part: Tally(dut, "status", *placed(shape, f"queue[{q}].{part}.cycles")) for part in PARTS}
-            for q in range(self.queues)
-        ]
+        places = [placed(shape, f"queue[{q}].{part}.cycles")[0] for q in range(self.queues) for part in PARTS]
+        self.spent = Tally(dut, "status", places)
         self.clear()
         self.apply()
 
     def cycles(self, queue: int, part: str) -> int:
         """Cycles that were ``busy``, ``waiting`` or ``idle``."""
-        return self.spent[queue][part].counts[0]
+        return self.spent.counts[len(PARTS) * queue + PARTS.index(part)]
 
     def clear(self) -> None:
         """What the host sets, and what has been signalled, after a reset."""

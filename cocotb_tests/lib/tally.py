@@ -1,5 +1,6 @@
 """Counts events that a design reports."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from cocotb_tests.lib.engine import Engine
@@ -11,20 +12,19 @@ __all__ = ["Tally"]
 class Tally:
     """In how many cycles since the last reset, or `restart`, each of some bits of an output was 1."""
 
-    def __init__(self, dut: Any, name: str, first: int, count: int) -> None:
+    def __init__(self, dut: Any, name: str, bits: Iterable[int]) -> None:
         handle = child(dut, name)
         self._read = bits_reader(handle)
-        end = len(handle) - first
-        self._part = slice(end - count, end)  # the text begins with the last bit
-        self.counts = [0] * count
+        self._places = [len(handle) - 1 - bit for bit in bits]  # the text begins with the last bit
+        self.restart()
         Engine.of(dut.clk).attach(self)
 
     def edge(self, cycle: int) -> None:
         """Count."""
-        text = self._read()[self._part]
-        if "1" in text:
-            for n, bit in enumerate(reversed(text)):
-                self.counts[n] += bit == "1"
+        text = self._read()
+        for n, place in enumerate(self._places):
+            if text[place] == "1":
+                self.counts[n] += 1
 
     def clear(self) -> None:
         """A reset."""
@@ -32,4 +32,4 @@ class Tally:
 
     def restart(self) -> None:
         """Forget all counts."""
-        self.counts = [0] * len(self.counts)
+        self.counts = [0] * len(self._places)
