@@ -105,6 +105,7 @@ def test_board_with_another_preset():
         (["--board", "arty"], f"board must be one of {', '.join(board_names())}, not 'arty'"),
         (["--board", "ulx3s-85f", "--preset", "huge"], f"preset must be one of {', '.join(PRESETS)}, not 'huge'"),
         (["--board", "ulx3s-85f", "--seeds", "1;2"], "seeds must be numbers with commas between them, not '1;2'"),
+        (["--board", "ulx3s-85f", "--jobs", "0"], "jobs must be 1 or more, not 0"),
     ],
 )
 def test_bad_arguments(arguments, message):
