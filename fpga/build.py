@@ -119,9 +119,14 @@ def _nextpnr(board: Board, family: str, seed: int, directory: Path) -> list[str]
     return command
 
 
-def _place(board: Board, family: str, seed: int, directory: Path) -> dict[str, Any]:
-    """Place and route with a seed: clock rates in MHz, cells, time and memory."""
-    run = tools.run(_nextpnr(board, family, seed, directory), directory, directory / f"nextpnr-{seed}.log")
+def _place(board: Board, family: str, seed: int, directory: Path, limit: float) -> dict[str, Any] | None:
+    """Place and route with a seed: clock rates in MHz, cells, time and memory; None if that takes too many seconds."""
+    log = directory / f"nextpnr-{seed}.log"
+    try:
+        run = tools.run(_nextpnr(board, family, seed, directory), directory, log, limit)
+    except tools.TooLongError as error:
+        print(f"seed {seed}: {error}", flush=True)
+        return None
     report = json.loads((directory / f"report-{seed}.json").read_text())
     return {
         "fmax_mhz": {_plain(name): round(clock["achieved"], 2) for name, clock in report["fmax"].items()},
@@ -166,6 +171,9 @@ def _parser() -> CommandParser:
     parser.add_argument("--preset", metavar="NAME", help="of the accelerator, in place of the board's own")
     parser.add_argument("--seeds", metavar="N,...", default="1", help="seeds of the placement (1)")
     parser.add_argument("--jobs", metavar="N", type=int, default=1, help="seeds that are placed at once (1)")
+    parser.add_argument(
+        "--hours", metavar="N", type=float, default=2.0, help="after which a seed is given up, not being routed (2)"
+    )
     parser.add_argument("--synth-only", action="store_true", help="stop after synthesis, write the cells alone")
     parser.add_argument(
         "--json", metavar="FILE", help="file for the figures (fpga/results/BOARD.json; with --synth-only none)"
@@ -184,6 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UserError("give --board NAME, or --list to see the boards")
     if not re.fullmatch(r"\d+(,\d+)*", options.seeds):
         raise UserError(f"seeds must be numbers with commas between them, not '{options.seeds}'")
+    if not options.hours > 0:
+        raise UserError(f"hours must be more than 0, not {options.hours:g}")
     if options.jobs < 1:
         raise UserError(f"jobs must be 1 or more, not {options.jobs}")
     board = chosen(options.board, options.preset)
@@ -209,8 +219,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report["tools"]["nextpnr"] = tools.version(f"nextpnr-{family}")
         seeds = [int(seed) for seed in options.seeds.split(",")]
         with ThreadPoolExecutor(options.jobs) as pool:
-            results = list(pool.map(lambda seed: _place(board, family, seed, directory), seeds))
+            results = list(pool.map(lambda seed: _place(board, family, seed, directory, 3600 * options.hours), seeds))
+        if not any(results):
+            raise UserError(f"no seed was placed and routed in {options.hours:g} hours; try others with --seeds")
+        report["not_routed"] = [seed for seed, placed in zip(seeds, results, strict=True) if placed is None]
         for seed, placed in zip(seeds, results, strict=True):
+            if placed is None:
+                continue
             report["seeds"][str(seed)] = placed
             clocks = ", ".join(f"{name} {mhz} MHz" for name, mhz in placed["fmax_mhz"].items())
             cells = ", ".join(f"{cell['used']}/{cell['of']} {name}" for name, cell in placed["cells"].items())

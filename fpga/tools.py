@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from golden.errors import UserError
 
-__all__ = ["Run", "program", "run", "version"]
+__all__ = ["Run", "TooLongError", "program", "run", "version"]
 
 #: Python package that has a program when the system has none, and what it is called there
 _PACKAGES = {
@@ -55,20 +56,34 @@ class Run:
         return {"seconds": round(self.seconds, 1), "memory_mib": self.memory_mib}
 
 
-def run(command: Sequence[str], directory: Path, log: Path) -> Run:
-    """Run a program with its output in a log; raises `UserError` with the log's last words when it fails."""
+class TooLongError(UserError):
+    """A program had not ended when its time was over."""
+
+
+def run(command: Sequence[str], directory: Path, log: Path, limit: float | None = None) -> Run:
+    """Run a program with its output in a log; raises `UserError` with the log's last words when it fails.
+
+    Raises `TooLongError` when it has not ended after ``limit`` seconds.
+    """
     began = time.monotonic()
     with open(log, "w", encoding="utf-8") as output:
         child = subprocess.Popen(
             command, cwd=directory, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )
+        timer = threading.Timer(limit or 0, child.kill)
         try:
+            if limit is not None:
+                timer.start()
             _, status, usage = os.wait4(child.pid, 0)
             child.returncode = os.waitstatus_to_exitcode(status)
         except BaseException:
             child.kill()
             child.wait()
             raise
+        finally:
+            timer.cancel()
+    if limit is not None and time.monotonic() - began >= limit and child.returncode != 0:
+        raise TooLongError(f"{Path(command[0]).name} had not ended after {limit:.0f} s (log: {log})")
     if child.returncode != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line for line in lines if "ERROR" in line] or lines[-3:]

@@ -106,6 +106,7 @@ def test_board_with_another_preset():
         (["--board", "ulx3s-85f", "--preset", "huge"], f"preset must be one of {', '.join(PRESETS)}, not 'huge'"),
         (["--board", "ulx3s-85f", "--seeds", "1;2"], "seeds must be numbers with commas between them, not '1;2'"),
         (["--board", "ulx3s-85f", "--jobs", "0"], "jobs must be 1 or more, not 0"),
+        (["--board", "ulx3s-85f", "--hours", "0"], "hours must be more than 0, not 0"),
     ],
 )
 def test_bad_arguments(arguments, message):
@@ -175,6 +176,12 @@ def test_loads(monkeypatch, tmp_path):
     assert (tmp_path / "called").read_text() == f"-b ulx3s {bitstream}\n"
     assert flash.main(["--board", "ulx3s-85f", "--keep"]) == 0
     assert (tmp_path / "called").read_text() == f"-b ulx3s -f {bitstream}\n"
+
+
+def test_ends_a_program_that_takes_too_long(tmp_path):
+    assert tools.run(["sleep", "0.1"], tmp_path, tmp_path / "log", 20).seconds < 10
+    with pytest.raises(tools.TooLongError, match=r"^sleep had not ended after 1 s \(log: .*log\)$"):
+        tools.run(["sleep", "60"], tmp_path, tmp_path / "log", 1)
 
 
 @pytest.mark.parametrize(
