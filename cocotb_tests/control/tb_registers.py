@@ -1,7 +1,7 @@
 """Coroutines of the Registers tests; the host is cocotbext-axi's."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import cocotb
@@ -13,10 +13,12 @@ from cocotb_tests.control.rings import geometry
 from cocotb_tests.lib import params, rng, stalls
 from cocotb_tests.lib.bench import cycles, reset, start
 from cocotb_tests.lib.shapes import placed
+from cocotb_tests.lib.signals import bits_reader
 from cocotb_tests.lib.tally import Tally
 from rtl.control.registers import ADDRESS_BITS, addresses, register_tree, settings_layout, status_layout
 
 WORD = 4
+CLEARS = ("control.soft_reset", "control.clear_counters")
 
 
 class Field:
@@ -31,6 +33,22 @@ class Field:
         self.cleared = node.get_property("hwclr") is not False
         self.reset = self.value = node.get_property("reset") or 0
         self.setting, self.status = placed(settings, self.path), placed(status, self.path)
+
+
+class CounterTally(Tally):
+    """What the counters should have: it starts anew with the pulses that clear them."""
+
+    def __init__(self, dut: Any, bits: Iterable[int], pulses: list[int]) -> None:
+        super().__init__(dut, "status", bits)
+        self._settings = bits_reader(dut.settings)
+        self._pulses = [len(dut.settings) - 1 - bit for bit in pulses]
+
+    def edge(self, cycle: int) -> None:
+        """Count, or forget."""
+        super().edge(cycle)
+        text = self._settings()
+        if any(text[place] == "1" for place in self._pulses):
+            self.restart()
 
 
 class Bench:
@@ -57,7 +75,8 @@ class Bench:
                 channel.set_pause_generator(stalls.named(stall, n))
         dut.status.value = 0
         counters = [field for field in self.all_fields() if field.counter]
-        self.tally = Tally(dut, "status", (field.status[0] for field in counters))
+        pulses = [field for field in self.fields["control"] if field.path in CLEARS]
+        self.tally = CounterTally(dut, (field.status[0] for field in counters), [p.setting[0] for p in pulses])
         self.counters = {field.path: n for n, field in enumerate(counters)}
 
     def all_fields(self) -> Iterator[Field]:
@@ -111,8 +130,6 @@ class Bench:
                 field.value &= ~(bits & part)
             elif field.pulse:
                 clears |= field.path == "control.soft_reset" and bool(bits & part)
-                if field.path in ("control.soft_reset", "control.clear_counters") and bits & part:
-                    self.tally.restart()
             else:
                 field.value = field.value & ~part | bits & part
         for field in self.all_fields() if clears else ():
