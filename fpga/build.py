@@ -223,10 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not any(results):
             raise UserError(f"no seed was placed and routed in {options.hours:g} hours; try others with --seeds")
         report["not_routed"] = [seed for seed, placed in zip(seeds, results, strict=True) if placed is None]
-        for seed, placed in zip(seeds, results, strict=True):
-            if placed is None:
-                continue
-            report["seeds"][str(seed)] = placed
+        report["seeds"] = {str(seed): placed for seed, placed in zip(seeds, results, strict=True) if placed}
+        for seed, placed in report["seeds"].items():
             clocks = ", ".join(f"{name} {mhz} MHz" for name, mhz in placed["fmax_mhz"].items())
             cells = ", ".join(f"{cell['used']}/{cell['of']} {name}" for name, cell in placed["cells"].items())
             print(f"seed {seed}: {clocks}; {cells}; {placed['seconds']:.0f} s, {placed['memory_mib']} MiB", flush=True)
